@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-__all__ = ["Pointer", "Runtime"]
+__all__ = ["Pointer", "Runtime", "VirtualMemory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ class Runtime(Protocol):
     def reads_pageable(self, ordinal: int) -> bool:
         """True where the device reads ordinary host memory coherently, so that staging is waste."""
 
+    def virtual_memory(self, ordinal: int) -> VirtualMemory | None:
+        """Page-locked host memory near the device whose pages can move; None where the device has no such thing."""
+
     # Moving bytes ------------------------------------------------------------------------------
     def copy(self, dst: int, src: int, nbytes: int, *, ordinal: int, stream: int) -> None:
         """Enqueue a copy on ``stream`` of device ``ordinal``; either side may be host memory."""
@@ -108,3 +111,32 @@ class Runtime(Protocol):
 
     def release(self, event: int) -> None:
         """Hand an event back to the pool."""
+
+
+class VirtualMemory(Protocol):
+    """Page-locked host memory in pieces: addresses are reserved once, pages come and go behind them.
+
+    Sizes and addresses are multiples of ``granularity``.  Memory that is mapped is readable and
+    writeable by the CPU and by every device; touching a reserved address with nothing behind it crashes.
+    """
+
+    #: The smallest piece, in bytes.
+    granularity: int
+
+    def reserve(self, nbytes: int) -> int:
+        """A range of addresses with nothing behind it; its start."""
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a whole range back, once nothing is mapped in it."""
+
+    def create(self, nbytes: int) -> int:
+        """Pages without an address; a handle. MemoryError when there are none."""
+
+    def destroy(self, handle: int) -> None:
+        """Give the pages back, once they are mapped nowhere."""
+
+    def map(self, address: int, nbytes: int, handle: int) -> None:
+        """Put the whole of ``handle``, ``nbytes`` long, behind ``address``."""
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Take away what `map` put there; the pages keep their contents and can be mapped elsewhere."""

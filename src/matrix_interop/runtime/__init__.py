@@ -1,0 +1,63 @@
+"""What moves bytes and orders work: one `Runtime` for each type of device, loaded when first asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Final
+
+from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.runtime.base import Pointer, Runtime, VirtualMemory
+
+__all__ = ["Pointer", "Runtime", "VirtualMemory", "get_runtime", "register_runtime"]
+
+#: Device type -> module with a function ``load() -> Runtime``.
+_MODULES: Final = {"cuda": "matrix_interop.runtime.cuda"}
+
+_loaders: dict[str, Callable[[], Runtime]] = {}
+_loaded: dict[str, Runtime] = {}
+#: Why a runtime is absent. Looking for a driver costs a search of the library path, so the answer is kept.
+_absent: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def get_runtime(device_type: str) -> Runtime:
+    """The runtime that serves a device type ("cuda").
+
+    Raises `DeviceUnavailableError` when no runtime serves the type, or when its driver, library or devices are absent.
+    """
+    return _loaded.get(device_type) or _load(device_type)
+
+
+def register_runtime(device_type: str, load: Callable[[], Runtime]) -> None:
+    """Let ``load()`` give the runtime of a device type when it is first asked for, in place of any other."""
+    with _lock:
+        _loaders[device_type] = load
+        _loaded.pop(device_type, None)
+        _absent.pop(device_type, None)
+
+
+def _load(device_type: str) -> Runtime:
+    with _lock:
+        if device_type in _loaded:
+            return _loaded[device_type]
+        if device_type in _absent:
+            raise DeviceUnavailableError(_absent[device_type])
+        try:
+            _loaded[device_type] = runtime = _loader(device_type)()
+        except DeviceUnavailableError as error:
+            _absent[device_type] = str(error)
+            raise
+        return runtime
+
+
+def _loader(device_type: str) -> Callable[[], Runtime]:
+    if device_type in _loaders:
+        return _loaders[device_type]
+    if device_type not in _MODULES:
+        served = ", ".join(sorted({*_MODULES, *_loaders}))
+        msg = f"no runtime serves devices of type {device_type!r} (served: {served}); register_runtime() adds one"
+        raise DeviceUnavailableError(msg)
+    load: Callable[[], Runtime] = import_module(_MODULES[device_type]).load
+    return load
