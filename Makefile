@@ -1,0 +1,78 @@
+# One word for each job; `make` alone lists them. Nothing has to be installed first but Python 3.11
+# or newer (with pip and venv): each target sets up what it needs in .venv and does so only once.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3 python,$(shell \
+    $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
+#: More arguments for pytest or the benchmarks: make test ARGS="tests/io -k fvecs"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-dpnp lint format docs bench clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 12
+
+demo: .venv/.demo ## real sentence embeddings through every framework and into a search
+	$(BIN)/matrix-interop demo
+
+test: .venv/.test .venv/.native ## the quick tests
+	$(PYTEST) -m "not slow and not gpu and not dpnp" $(ARGS)
+
+test-all: .venv/.test .venv/.native ## quick and slow tests, with more random examples
+	MATRIX_INTEROP_HYPOTHESIS=wide $(PYTEST) -m "not gpu and not dpnp" $(ARGS)
+
+test-dpnp: ## tests on a second device type: dpnp on the CPU (an environment of its own, 3 GB)
+ifeq ($(wildcard tests/dpnp/test_*.py),)
+	@echo "test-dpnp: nothing to run, because tests/dpnp holds no test"
+else
+	$(MAKE) .venv-dpnp/.ready
+	OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
+	    .venv-dpnp/bin/python -m pytest -m dpnp tests/dpnp $(ARGS)
+endif
+
+lint: .venv/.lint ## style, strict types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: .venv/.lint ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/.docs ## build the documentation in docs/_build
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
+	@echo "docs: docs/_build/index.html"
+
+bench: .venv/.demo ## measure transfers, conversions and searches on this machine
+	$(BIN)/matrix-interop bench $(ARGS)
+
+clean: ## remove environments, builds and caches
+	rm -rf .venv .venv-dpnp build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+# Environments -----------------------------------------------------------------------------------
+# .venv/.NAME is the stamp of dependency group NAME of pyproject.toml; a change there installs anew.
+
+.venv/.pip: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; found none as python3.11, python3 or python (or give PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+.venv/.demo .venv/.test .venv/.lint .venv/.docs: .venv/.%: .venv/.pip
+	$(PIP) install --quiet --editable . --group $*
+	@touch $@
+
+.venv/.native: .venv/.test
+	@$(PIP) install --quiet --group native && touch $@ || { \
+	    echo "make: hnswlib could not be installed. It comes as source only and needs a C++ compiler" >&2; \
+	    echo "      (on Debian: apt-get install g++). Its tests will be skipped." >&2; test -z "$$CI"; }
+
+.venv-dpnp/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-dpnp
+	.venv-dpnp/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-dpnp/bin/python -m pip install --quiet --editable . --group dpnp
+	@touch $@

@@ -1,0 +1,34 @@
+"""What every test may use: the shared real data and the Hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# quick: the same few examples each time, so that `make test` is a steady gate.
+# wide: many, new each time (`make test-all`); a failure prints how to reproduce it.
+settings.register_profile("quick", max_examples=30, deadline=None, derandomize=True)
+settings.register_profile(
+    "wide", max_examples=500, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("MATRIX_INTEROP_HYPOTHESIS", "quick"))
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data: MATRIX_INTEROP_SHARED, or ../shared/data beside the checkout.
+
+    Absent, the test is skipped; under CI it fails, because there the data is promised.
+    """
+    path = Path(os.environ.get("MATRIX_INTEROP_SHARED", REPOSITORY.parent / "shared" / "data"))
+    if not path.is_dir():
+        reason = f"no real data at {path}: set MATRIX_INTEROP_SHARED to the folder that holds sift/, digits/ and text/"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
