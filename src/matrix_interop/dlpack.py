@@ -1,0 +1,228 @@
+"""DLPack capsules: checked before any library sees them, relabelled, never forged.
+
+NumPy does the memory work.  A foreign capsule is read field by field, checked, relabelled in place
+as host memory of an unsigned type and given to NumPy, which keeps it alive and calls its deleter
+once.  For export NumPy makes the capsule and the label of device and type is written into it.  So
+every deleter that a consumer ever calls is compiled code of the producer's or of NumPy's, which stays
+callable without the interpreter; a Python callback would not.
+
+The array that NumPy makes of device memory is a *header*: shape, strides, type, address and owner.
+NumPy computes views of it, and nothing here reads through it.
+
+Source of the structures: dlpack.h 1.3 (``DLTensor``, ``DLManagedTensor``, ``DLManagedTensorVersioned``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+import numpy as np
+
+from matrix_interop.devices import CPU, HOST_CODES, Device, device_of_dlpack
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, DTYPE_OF_DLPACK, carrier
+from matrix_interop.errors import MatrixInteropError, UnsupportedDtypeError, UnsupportedTensorError
+
+__all__ = ["Capsule", "capsule_of", "header_of"]
+
+#: Highest rank NumPy describes.
+MAX_NDIM: Final = 64
+_INT64_MAX: Final = 2**63 - 1
+_READ_ONLY, _IS_COPIED = 1, 2
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype = ctypes.c_int
+_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class Capsule:
+    """One unused capsule of either form, its fields checked as far as that needs no dereference.
+
+    ``device``: where the memory lives.  ``copied``: the producer says that it made a copy.
+    Raises `UnsupportedTensorError` for fields that contradict each other or the DLPack text and
+    `UnsupportedDtypeError` for types without a NumPy form.  A wrong host address, or a length
+    beyond the allocation behind it, cannot be seen from here.
+    """
+
+    __slots__ = ("_capsule", "_dtype", "_managed", "copied", "device")
+
+    def __init__(self, capsule: Any, producer: str) -> None:
+        self._capsule = capsule
+        if _is_valid(capsule, b"dltensor_versioned"):
+            versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned") or 0)
+            if versioned.major != 1:
+                raise _broken(producer, f"DLPack version {versioned.major}.{versioned.minor}; this library reads major version 1")
+            self._managed: _Managed | _Versioned = versioned
+            self.copied = bool(versioned.flags & _IS_COPIED)
+        elif _is_valid(capsule, b"dltensor"):
+            self._managed = _Managed.from_address(_get_pointer(capsule, b"dltensor") or 0)
+            self.copied = False
+        else:
+            raise _broken(producer, f"its __dlpack__ gave {capsule!r}, which is not an unused DLPack capsule")
+        self._check(producer)
+
+    def _check(self, producer: str) -> None:
+        tensor = self._managed.tensor
+        try:
+            self.device = device_of_dlpack(tensor.device.code, tensor.device.index if tensor.device.code not in HOST_CODES else 0)
+        except MatrixInteropError as error:
+            raise _broken(producer, str(error)) from None
+        kind = tensor.dtype
+        if (kind.code, kind.bits) not in DTYPE_OF_DLPACK or kind.lanes != 1:
+            msg = (
+                f"{producer} exports DLPack type code {kind.code}, {kind.bits} bits, {kind.lanes} lanes, which has no NumPy form: "
+                "convert it in its own framework first, for example to float32"
+            )
+            raise UnsupportedDtypeError(msg)
+        self._dtype = DTYPE_OF_DLPACK[kind.code, kind.bits]
+        if not 0 <= tensor.ndim <= MAX_NDIM:
+            raise _broken(producer, f"{tensor.ndim} dimensions; 0 to {MAX_NDIM} can be described")
+        if tensor.ndim and not tensor.shape:
+            raise _broken(producer, f"no shape for {tensor.ndim} dimensions")
+        shape = tensor.shape[: tensor.ndim] if tensor.ndim else []
+        if any(n < 0 for n in shape):
+            raise _broken(producer, f"a negative length in shape {tuple(shape)}")
+        if 0 in shape:
+            return
+        size = self._dtype.itemsize
+        if tensor.ndim and tensor.strides:
+            steps = [step if n > 1 else 0 for n, step in zip(shape, tensor.strides[: tensor.ndim], strict=True)]
+        else:  # NULL strides: dense rows, legal before version 1.2
+            steps = [0] * tensor.ndim
+            dense = 1
+            for axis in reversed(range(tensor.ndim)):
+                steps[axis] = dense
+                dense *= shape[axis]
+        above = sum(step * (n - 1) for n, step in zip(shape, steps, strict=True) if step > 0) * size
+        below = sum(step * (n - 1) for n, step in zip(shape, steps, strict=True) if step < 0) * size
+        elements = 1
+        for n in shape:
+            elements *= n
+        if max(elements * size, above + size, -below) > _INT64_MAX:
+            raise _broken(producer, f"shape {tuple(shape)} with strides {tuple(steps)} of {size}-byte items spans more than 2**63 bytes")
+        if not tensor.data:
+            raise _broken(producer, f"no memory behind shape {tuple(shape)} (a meta, fake or freed tensor)")
+        start = tensor.data + tensor.byte_offset
+        if not 0 < start + below <= start + above + size < 2**64:
+            raise _broken(producer, f"byte_offset {tensor.byte_offset} and strides {tuple(steps)} lead out of the address space")
+
+    def header(self) -> np.ndarray:
+        """The memory as an ndarray that owns the capsule; the writeable flag follows the READ_ONLY flag.
+
+        Legacy capsules cannot say whether they are writable and come in read-only, as in NumPy.  For
+        device memory the array is a header: compute views of it, never read through it.
+        """
+        tensor = self._managed.tensor
+        code, index, kind = tensor.device.code, tensor.device.index, tensor.dtype.code
+        label = carrier(self._dtype)
+        tensor.device.code, tensor.device.index = CPU.dlpack
+        tensor.dtype.code = DLPACK_OF_DTYPE[label][0]
+        try:
+            array = np.from_dlpack(_Offer(self._capsule))
+        finally:  # the struct stays alive behind the array: leave it as its producer wrote it
+            tensor.device.code, tensor.device.index, tensor.dtype.code = code, index, kind
+        return array if label == self._dtype else array.view(self._dtype)
+
+
+class _Offer:
+    """Hands one capsule to a consumer that asks an object for it."""
+
+    __slots__ = ("capsule",)
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU.dlpack
+
+
+class _Memory:
+    """Memory described to NumPy by address; the array that NumPy makes of it keeps the owner alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
+
+
+def header_of(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any], *, readonly: bool, owner: Any
+) -> np.ndarray:
+    """An array header over memory at ``address`` that keeps ``owner`` alive. ``strides`` in bytes, None: dense rows.
+
+    Nothing is read.  The caller vouches for address and extent.
+    """
+    label = carrier(dtype)
+    interface = {"shape": shape, "typestr": label.str, "data": (address, readonly), "strides": strides, "version": 3}
+    array = np.asarray(_Memory(interface, owner))
+    return array if label == dtype else array.view(dtype)
+
+
+def capsule_of(array: np.ndarray, device: Device, *, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
+    """A capsule of ``array``, labelled with its true data type and ``device``.
+
+    ``max_version`` as in the array API: None or a major version below 1 gives the legacy form.
+    Raises BufferError for what the form cannot describe: byte order, strides that are no multiple
+    of the item size, read-only memory in the legacy form.
+    """
+    label = carrier(array.dtype)
+    source = array if label == array.dtype else array.view(label)
+    capsule = source.__dlpack__(max_version=max_version)
+    if device == CPU and label == array.dtype and source.__dlpack_device__() == CPU.dlpack and not copied:
+        return capsule
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed: _Managed | _Versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned") or 0)
+        if copied:
+            managed.flags |= _IS_COPIED
+    else:
+        managed = _Managed.from_address(_get_pointer(capsule, b"dltensor") or 0)
+    managed.tensor.device.code, managed.tensor.device.index = device.dlpack
+    managed.tensor.dtype.code = DLPACK_OF_DTYPE[array.dtype][0]
+    return capsule
+
+
+def _broken(producer: str, why: str) -> UnsupportedTensorError:
+    return UnsupportedTensorError(f"{producer} cannot be read over DLPack: {why}")

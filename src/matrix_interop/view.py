@@ -1,0 +1,248 @@
+"""`TensorView`: the description of one tensor's memory, whatever framework it came from.
+
+A view is an array *header* (address, shape, strides, dtype, writeable flag, owner), the device
+that the memory belongs to and the tensor it was read from.  On the host the header is an ordinary
+NumPy array over the shared memory.  On a device it is only a header: NumPy computes layouts and
+views from it, and nothing reads through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from matrix_interop.devices import CPU, HOST_CODES, Device
+from matrix_interop.dlpack import capsule_of
+from matrix_interop.dtypes import is_extension
+from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError
+from matrix_interop.reasons import Reason
+from matrix_interop.tracking import copies_forbidden, record_copy
+
+__all__ = ["Pending", "TensorView"]
+
+
+class Pending(NamedTuple):
+    """Values that are not in memory as the reader sees them: a conjugate bit, a mask, nulls, chunks.
+
+    ``write`` puts the true values into an array of the view's shape, in any layout and dtype.
+    """
+
+    text: str
+    write: Callable[[np.ndarray], None]
+
+
+class _Registry(Protocol):
+    """What a view needs from the frameworks, which it cannot import: they rest on it."""
+
+    def read(self, x: Any) -> TensorView: ...
+
+    def order(self, view: TensorView, stream: Any) -> int | None: ...
+
+
+class TensorView:
+    """The memory of tensor ``x``, any rank, shared: shape, strides in bytes, dtype, device, read-only flag, owner.
+
+    ``x`` is anything that `from_tensor` takes.  The view keeps ``x`` alive, exports DLPack in both
+    capsule forms and the array interface (host) or CUDA array interface (CUDA).  An interface that
+    cannot tell the truth about this memory raises AttributeError, so ``hasattr`` is False.
+
+    Raises `UnsupportedTensorError` where there is no plain memory, `UnsupportedDtypeError` for types
+    without a NumPy form and `UnknownFrameworkError` for objects without any known protocol.
+    """
+
+    __slots__ = ("__weakref__", "device", "framework", "header", "native", "note", "pending", "stream")
+
+    #: Installed by ``frameworks.registry`` when that is imported.
+    registry: _Registry
+
+    device: Device
+    #: Name of the framework that ``native`` belongs to.
+    framework: str
+    #: The array header. For a device: never read through it.
+    header: np.ndarray
+    #: The tensor itself, or None where its framework has no object for this view yet.
+    native: Any
+    #: Values still to be computed, or None.
+    pending: Pending | None
+    #: What a reader of a plan should know although nothing is copied ("detached from its graph"), or "".
+    note: str
+    #: Stream that the producer named for its data, or None: then the framework's current one counts.
+    stream: int | None
+
+    def __init__(self, x: Any) -> None:
+        view = self.registry.read(x)
+        for name in ("device", "framework", "header", "native", "note", "pending", "stream"):
+            setattr(self, name, getattr(view, name))
+
+    @classmethod
+    def of(
+        cls,
+        header: np.ndarray,
+        framework: str,
+        native: Any = None,
+        device: Device = CPU,
+        *,
+        pending: Pending | None = None,
+        note: str = "",
+        stream: int | None = None,
+    ) -> TensorView:
+        """A view from its parts; adapters call this."""
+        self = cls.__new__(cls)
+        self.header = header
+        self.framework = framework
+        self.native = native
+        self.device = device
+        self.pending = pending
+        self.note = note
+        self.stream = stream
+        return self
+
+    # Facts -------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self.header.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy dtype; of ml_dtypes for bfloat16 and the 8-bit floats."""
+        return self.header.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one entry to the next along each axis, as in NumPy."""
+        return self.header.strides
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self.header.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.header.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one entry."""
+        return self.header.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries, gaps between strided rows not counted."""
+        return self.header.nbytes
+
+    @property
+    def readonly(self) -> bool:
+        """True where the memory must not be written."""
+        return not self.header.flags.writeable
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first entry."""
+        return int(self.header.__array_interface__["data"][0])
+
+    def __len__(self) -> int:
+        return len(self.header)
+
+    def __repr__(self) -> str:
+        return f"<TensorView {describe(self)}>"
+
+    # Protocols ---------------------------------------------------------------------------------
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule: versioned when ``max_version`` allows it, else legacy. Raises BufferError only.
+
+        Shares memory, except for ``copy=True`` and for negative strides, which torch cannot take
+        without ending the process: those are copied unless ``copy=False``.  Host memory is always
+        labelled (1, 0), pinned or not.  Read-only memory is marked so, and refused in the legacy
+        form, which has no mark.  On a device the data is ready on ``stream`` (None: the legacy
+        default stream; -1: no ordering).
+        """
+        try:
+            return self._export(stream, max_version, dl_device, copy)
+        except BufferError:
+            raise
+        except Exception as error:  # a TypeError would make the consumer call again with fewer keywords
+            raise BufferError(f"{describe(self)} cannot be exported over DLPack: {error}") from error
+
+    def _export(self, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
+        if self.pending is not None:
+            raise BufferError(f"{describe(self)} has {self.pending.text}: export matrix_interop.from_tensor(x) instead, which resolves it")
+        header, device = self.header, self.device
+        if device.is_host:
+            if stream not in (None, -1):
+                raise BufferError(f"stream={stream!r} makes no sense for memory on the host: leave it out")
+            if dl_device is not None and dl_device[0] not in HOST_CODES:
+                raise BufferError(f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_device() first")
+            if copy is not True and header.size and min(header.strides, default=0) < 0:
+                if copy is False or copies_forbidden():
+                    raise CopyRequiredError(f"{describe(self)} has negative strides, which not every consumer survives: allow a copy")
+                copy = True
+            if copy:
+                header = np.array(header, order="K", copy=True, subok=False)
+                record_copy(header.nbytes, Reason.REQUESTED, "copied for a DLPack consumer")
+        else:
+            if dl_device is not None and tuple(dl_device) != device.dlpack:
+                raise BufferError(f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_host() or to_device() first")
+            if copy:
+                raise BufferError("copy=True is not offered for device memory: copy in the consumer")
+            self.registry.order(self, stream)
+        if max_version is not None:
+            max_version = (int(max_version[0]), int(max_version[1]))
+        return capsule_of(header, device, max_version=max_version, copied=bool(copy))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(device type, device id); (1, 0) for all host memory."""
+        return self.device.dlpack
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The shared ndarray (host), converted as NumPy's ``__array__`` protocol asks; TypeError on a device."""
+        if not self.device.is_host:
+            msg = f"{describe(self)} is not in host memory: call to_host() first"
+            raise TypeError(msg)
+        if self.pending is not None:
+            msg = f"{describe(self)} has {self.pending.text}: use np.asarray(matrix_interop.from_tensor(x)), which resolves it"
+            raise TypeError(msg)
+        if dtype is not None and np.dtype(dtype) != self.header.dtype:
+            if copy is False:
+                msg = f"{describe(self)} as {np.dtype(dtype)} needs a copy of {self.size * np.dtype(dtype).itemsize} bytes"
+                raise ValueError(msg)
+            return self.header.astype(dtype)
+        return self.header.copy() if copy else self.header
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if not self.device.is_host or self.pending is not None or is_extension(self.header.dtype):
+            raise AttributeError(f"__array_interface__ cannot describe {describe(self)}")
+        return self.header.__array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3, strides in bytes; the data is ready on the stream it names."""
+        if self.device.type != "cuda" or is_extension(self.header.dtype):
+            raise AttributeError(f"__cuda_array_interface__ cannot describe {describe(self)}")
+        interface = dict(self.header.__array_interface__)
+        interface["version"] = 3
+        try:
+            interface["stream"] = self.registry.order(self, None)
+        except DeviceUnavailableError as error:
+            raise AttributeError(str(error)) from error
+        return interface
+
+
+#: What a view describes, in one line for errors and plans.
+def describe(view: TensorView) -> str:
+    """One line: framework, dtype, shape, strides, device, read-only."""
+    header: Final = view.header
+    readonly = ", read-only" if view.readonly else ""
+    return f"{view.framework} {header.dtype} {header.shape}, strides {header.strides} bytes, on {view.device}{readonly}"
