@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.runtime.base import Pointer, Runtime, VirtualMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Pointer", "Runtime", "VirtualMemory", "get_runtime", "register_runtime"]
 

@@ -19,7 +19,8 @@ class Pointer:
 
     ``kind`` is "device" (only the device addresses it), "managed" (both do), "pinned" (page-locked
     host memory that the device also addresses) or "pageable" (ordinary, or unknown to the runtime).
-    ``ordinal`` is the device number, or None for pageable memory.
+    ``ordinal`` is the device number, or None where the memory belongs to no device: pageable
+    memory, and some kinds of pinned memory.
     """
 
     kind: Literal["device", "managed", "pinned", "pageable"]
