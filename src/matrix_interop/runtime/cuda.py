@@ -229,10 +229,10 @@ class CudaRuntime:
     # For this file and cuda_virtual.py ---------------------------------------------------------
     def call(self, name: str, *args: Any) -> Any:
         """Call the driver; its result, a tuple where it has several. Raises what `failure` makes of an error."""
-        error, *values = getattr(self._api, name)(*args)
-        if error:
-            raise self.failure(name, error)
-        return values[0] if len(values) == 1 else tuple(values)
+        result = getattr(self._api, name)(*args)
+        if result[0]:
+            raise self.failure(name, result[0])
+        return result[1] if len(result) == 2 else result[1:]
 
     def call_on(self, ordinal: int, name: str, *args: Any) -> Any:
         """`call` while the primary context of the device is current; the thread's own is current again afterwards."""
