@@ -41,6 +41,9 @@ class Runtime(Protocol):
     def device_count(self) -> int:
         """Number of devices; 0 is never returned, an absent runtime raises instead."""
 
+    def active(self) -> tuple[int, ...]:
+        """Ordinals whose context exists in this process already: only they can have work in flight. Creates none."""
+
     def pointer(self, address: int) -> Pointer:
         """Facts about ``address``, found without dereferencing it."""
 
