@@ -10,17 +10,35 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from typing import Any, Literal
 
 import numpy as np
 
-_NO_ACCESS = 0
-_PAGE = mmap.PAGESIZE
+NO_ACCESS = 0
+OPEN = mmap.PROT_READ | mmap.PROT_WRITE
+_FIXED = 0x10
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-def address_of(mapping: mmap.mmap) -> int:
-    """Where a mapping starts; nothing is read."""
-    return int(np.frombuffer(mapping, np.uint8).ctypes.data)
+def map_pages(nbytes: int, rights: int, file: int | None = None, at: int | None = None) -> int:
+    """Address of new pages, or of those of ``file``; at ``at`` they replace what is there.
+
+    Python's own mmap keeps a descriptor a mapping, of which a process has few, and takes no address.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if file is None else mmap.MAP_SHARED
+    address = _libc.mmap(at, nbytes, rights, flags | (_FIXED if at else 0), -1 if file is None else file, 0)
+    if address in {None, 2**64 - 1}:
+        raise MemoryError(os.strerror(ctypes.get_errno()))
+    return int(address)
+
+
+def unmap_pages(address: int, nbytes: int) -> None:
+    """Take pages away."""
+    _libc.munmap(address, nbytes)
 
 
 def host_bytes(address: int, nbytes: int) -> np.ndarray:
@@ -38,20 +56,21 @@ class Allocation:
         self.nbytes = nbytes
         self.ordinal = ordinal
         self.kind = kind
-        length = -(-max(nbytes, 1) // _PAGE) * _PAGE
+        length = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         file = os.memfd_create("simulated-device")
         try:
             os.ftruncate(file, length)
-            rights = _NO_ACCESS if kind == "device" else mmap.PROT_READ | mmap.PROT_WRITE
-            self._public = mmap.mmap(file, length, flags=mmap.MAP_SHARED, prot=rights)
-            self.alias = np.frombuffer(mmap.mmap(file, length), np.uint8)[:nbytes]
+            self.address = map_pages(length, NO_ACCESS if kind == "device" else OPEN, file)
+            private = map_pages(length, OPEN, file)
         finally:
             os.close(file)
-        self.address = address_of(self._public)
+        self.alias = host_bytes(private, nbytes)
+        for address in (self.address, private):
+            weakref.finalize(self, unmap_pages, address, length)
 
-    def holds(self, address: int, nbytes: int = 1) -> bool:
-        """True where all the bytes lie inside."""
-        return self.address <= address and address + nbytes <= self.address + self.nbytes
+    def holds(self, address: int) -> bool:
+        """True where the address lies inside."""
+        return self.address <= address < self.address + self.nbytes
 
     def array(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """The device's view of an array of users; ValueError where it leads out of the allocation."""

@@ -287,12 +287,9 @@ class SimulatedRuntime:
 
     def _record(self, marks: tuple[_Work, ...], ordinal: int) -> int:
         with self._lock:
-            for number, event in self._events.items():
-                if event.free and event.ordinal == ordinal:
-                    break
-            else:
-                number = next(self._numbers)
-                event = self._events[number] = _Event(ordinal)
+            free = (number for number, event in self._events.items() if event.free and event.ordinal == ordinal)
+            number = next(free, None) or next(self._numbers)
+            event = self._events.setdefault(number, _Event(ordinal))
             event.marks, event.free = marks, False
             return number
 
@@ -317,9 +314,7 @@ class SimulatedRuntime:
             msg = f"simulated device: {address:#x} is not the start of pinned memory"
             raise DeviceUnavailableError(msg)
 
-    def _copy(
-        self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int, stream: _Stream
-    ) -> None:
+    def _copy(self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int, stream: _Stream) -> None:
         if not width or not rows:
             return
         for start, pitch in ((dst, dst_pitch), (src, src_pitch)):

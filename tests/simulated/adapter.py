@@ -1,0 +1,66 @@
+"""The adapter of lateframe: what a framework on a device has to bring, and nothing more."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from matrix_interop.devices import CPU, Device
+from matrix_interop.dlpack import header_of
+from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.reasons import Obstacle, Reason
+from matrix_interop.view import TensorView
+from simulated import lateframe
+from simulated.runtime import DEVICE_TYPE
+
+
+class LateframeFramework(Framework):
+    """`lateframe.Array`. It has strides of any sign, and like torch no read-only arrays."""
+
+    name = "lateframe"
+    device_types = (DEVICE_TYPE,)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, lateframe.Array)
+
+    def view(self, x: lateframe.Array, fill: Any = None) -> TensorView:
+        header = header_of(x.pointer, x.shape, x.strides, x.dtype, readonly=False, owner=x)
+        return TensorView.of(header, self.name, x, Device(DEVICE_TYPE, x.ordinal))
+
+    def refusal(self, dtype: np.dtype[Any]) -> str | None:
+        return "lateframe holds numbers and booleans: ask for dtype='float32'" if dtype.kind in "OSUMm" else None
+
+    def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
+        if not header.dtype.isnative:
+            return Obstacle(Reason.BYTE_ORDER, f"lateframe has no {header.dtype.byteorder}-endian numbers")
+        if not header.flags.writeable and not share_readonly:
+            return Obstacle(Reason.READONLY, "lateframe cannot keep memory read-only; share_readonly=True shares it")
+        return None
+
+    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> lateframe.Array:
+        if device.type != DEVICE_TYPE:
+            msg = f"lateframe has no arrays on {device}"
+            raise DeviceUnavailableError(msg)
+        address = int(header.__array_interface__["data"][0])
+        return lateframe.Array(address, header.shape, header.strides, header.dtype, device.index, owner or header)
+
+    def alias(self, native: lateframe.Array) -> lateframe.Array:
+        return native[...]
+
+    def namespace(self) -> ModuleType:
+        return lateframe
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device(DEVICE_TYPE, index) for index in range(lateframe.device_count()))
+
+    def current_stream(self, device: Device) -> int:
+        return lateframe.current_stream(device.index)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> lateframe.Array:
+        return lateframe.empty(shape, dtype, device.index)
+
+    def keep_until(self, native: lateframe.Array, stream: int, device: Device) -> None:
+        lateframe.record_stream(native, stream)
