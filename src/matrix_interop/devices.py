@@ -33,7 +33,9 @@ HOST_CODES: Final = frozenset({1, 3, 11})
 #: Names that other frameworks give the same types, and the code of managed memory, which is a CUDA device's.
 _SYNONYMS: Final = {"gpu": "cuda", "xpu": "oneapi", "mps": "metal", "sycl": "oneapi"}
 _MANAGED: Final = 13
-_TYPE_OF_CODE: Final = {code: name for name, code in DLPACK_CODES.items()} | {code: "cpu" for code in HOST_CODES} | {_MANAGED: "cuda"}
+_TYPE_OF_CODE: Final = (
+    {code: name for name, code in DLPACK_CODES.items()} | dict.fromkeys(HOST_CODES, "cpu") | {_MANAGED: "cuda"}
+)
 
 
 class Device(str):
@@ -63,7 +65,7 @@ class Device(str):
         return DLPACK_CODES[self.type], self.index
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Device, (self.type, self.index)
+        return as_device, (str(self),)  # the host stays one object
 
 
 CPU: Final = Device("cpu")

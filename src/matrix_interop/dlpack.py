@@ -90,7 +90,9 @@ class Capsule:
         if _is_valid(capsule, b"dltensor_versioned"):
             versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned") or 0)
             if versioned.major != 1:
-                raise _broken(producer, f"DLPack version {versioned.major}.{versioned.minor}; this library reads major version 1")
+                raise _broken(
+                    producer, f"DLPack version {versioned.major}.{versioned.minor}; this library reads major version 1"
+                )
             self._managed: _Managed | _Versioned = versioned
             self.copied = bool(versioned.flags & _IS_COPIED)
         elif _is_valid(capsule, b"dltensor"):
@@ -103,7 +105,9 @@ class Capsule:
     def _check(self, producer: str) -> None:
         tensor = self._managed.tensor
         try:
-            self.device = device_of_dlpack(tensor.device.code, tensor.device.index if tensor.device.code not in HOST_CODES else 0)
+            self.device = device_of_dlpack(
+                tensor.device.code, tensor.device.index if tensor.device.code not in HOST_CODES else 0
+            )
         except MatrixInteropError as error:
             raise _broken(producer, str(error)) from None
         kind = tensor.dtype
@@ -138,12 +142,17 @@ class Capsule:
         for n in shape:
             elements *= n
         if max(elements * size, above + size, -below) > _INT64_MAX:
-            raise _broken(producer, f"shape {tuple(shape)} with strides {tuple(steps)} of {size}-byte items spans more than 2**63 bytes")
+            raise _broken(
+                producer,
+                f"shape {tuple(shape)} with strides {tuple(steps)} of {size}-byte items spans more than 2**63 bytes",
+            )
         if not tensor.data:
             raise _broken(producer, f"no memory behind shape {tuple(shape)} (a meta, fake or freed tensor)")
         start = tensor.data + tensor.byte_offset
         if not 0 < start + below <= start + above + size < 2**64:
-            raise _broken(producer, f"byte_offset {tensor.byte_offset} and strides {tuple(steps)} lead out of the address space")
+            raise _broken(
+                producer, f"byte_offset {tensor.byte_offset} and strides {tuple(steps)} lead out of the address space"
+            )
 
     def header(self) -> np.ndarray:
         """The memory as an ndarray that owns the capsule; the writeable flag follows the READ_ONLY flag.
@@ -189,7 +198,13 @@ class _Memory:
 
 
 def header_of(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any], *, readonly: bool, owner: Any
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+    *,
+    readonly: bool,
+    owner: Any,
 ) -> np.ndarray:
     """An array header over memory at ``address`` that keeps ``owner`` alive. ``strides`` in bytes, None: dense rows.
 

@@ -63,7 +63,9 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         try:
             found = np.dtype(name)
         except TypeError:
-            msg = f"unknown data type {dtype!r}: write a NumPy dtype or one of its names, or one of {', '.join(_BY_NAME)}"
+            msg = (
+                f"unknown data type {dtype!r}: write a NumPy dtype or one of its names, or one of {', '.join(_BY_NAME)}"
+            )
             raise UnsupportedDtypeError(msg) from None
     return require_plain(found)
 

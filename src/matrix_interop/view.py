@@ -9,7 +9,7 @@ views from it, and nothing reads through it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -83,7 +83,6 @@ class TensorView:
         framework: str,
         native: Any = None,
         device: Device = CPU,
-        *,
         pending: Pending | None = None,
         note: str = "",
         stream: int | None = None,
@@ -177,23 +176,31 @@ class TensorView:
 
     def _export(self, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
         if self.pending is not None:
-            raise BufferError(f"{describe(self)} has {self.pending.text}: export matrix_interop.from_tensor(x) instead, which resolves it")
+            raise BufferError(
+                f"{describe(self)} has {self.pending.text}: export matrix_interop.from_tensor(x) instead, which resolves it"
+            )
         header, device = self.header, self.device
         if device.is_host:
             if stream not in (None, -1):
                 raise BufferError(f"stream={stream!r} makes no sense for memory on the host: leave it out")
             if dl_device is not None and dl_device[0] not in HOST_CODES:
-                raise BufferError(f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_device() first")
+                raise BufferError(
+                    f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_device() first"
+                )
             if copy is not True and header.size and min(header.strides, default=0) < 0:
                 if copy is False or copies_forbidden():
-                    raise CopyRequiredError(f"{describe(self)} has negative strides, which not every consumer survives: allow a copy")
+                    raise CopyRequiredError(
+                        f"{describe(self)} has negative strides, which not every consumer survives: allow a copy"
+                    )
                 copy = True
             if copy:
                 header = np.array(header, order="K", copy=True, subok=False)
                 record_copy(header.nbytes, Reason.REQUESTED, "copied for a DLPack consumer")
         else:
             if dl_device is not None and tuple(dl_device) != device.dlpack:
-                raise BufferError(f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_host() or to_device() first")
+                raise BufferError(
+                    f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_host() or to_device() first"
+                )
             if copy:
                 raise BufferError("copy=True is not offered for device memory: copy in the consumer")
             self.registry.order(self, stream)
@@ -240,9 +247,8 @@ class TensorView:
         return interface
 
 
-#: What a view describes, in one line for errors and plans.
 def describe(view: TensorView) -> str:
     """One line: framework, dtype, shape, strides, device, read-only."""
-    header: Final = view.header
+    header = view.header
     readonly = ", read-only" if view.readonly else ""
     return f"{view.framework} {header.dtype} {header.shape}, strides {header.strides} bytes, on {view.device}{readonly}"

@@ -1,0 +1,1 @@
+"""From a view into any framework: deciding (`plan`), then doing (`convert`)."""

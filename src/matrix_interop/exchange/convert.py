@@ -1,0 +1,148 @@
+"""Carrying plans out: from a view into any framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from matrix_interop.devices import CPU, as_device
+from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.exchange.plan import CopyPlan, Order, decide
+from matrix_interop.frameworks.registry import Framework, framework, read
+from matrix_interop.memory.host import aligned_empty
+from matrix_interop.tracking import record_copy
+from matrix_interop.view import TensorView
+
+__all__ = ["convert", "copy_to", "native_of", "plan", "resolve", "to_framework"]
+
+
+def convert(
+    x: Any,
+    framework: Any = None,
+    *,
+    like: Any = None,
+    device: Any = None,
+    dtype: Any = None,
+    order: Order | None = None,
+    copy: bool | None = None,
+    stream: Any = None,
+    share_readonly: bool = False,
+) -> Any:
+    """``x``, of any rank, as a tensor of another framework: over the same memory where that is possible.
+
+    ``framework``: a name or module; ``like``: a tensor whose framework and device to take; neither:
+    the framework of ``x``.  ``dtype`` and ``order`` ("C", "F") ask for a conversion, which copies.
+    ``copy``: None copies if it must, False never, True always.  ``stream``: where the caller will use
+    device data.  ``share_readonly``: share read-only memory with a framework that cannot keep it so;
+    you promise not to write.
+
+    The result keeps the shared memory alive.  Raises `CopyRequiredError` (with the plan) where a copy
+    is needed and forbidden, `UnsupportedTensorError`, `UnsupportedDtypeError`, `UnknownFrameworkError`,
+    `FrameworkNotInstalledError`, `DeviceUnavailableError`.
+    """
+    view = read(x)
+    target, device = destination(view, framework, like, device)
+    return to_framework(
+        view, target, device=device, dtype=dtype, order=order, copy=copy, stream=stream, share_readonly=share_readonly
+    )
+
+
+def plan(
+    x: Any,
+    framework: Any = None,
+    *,
+    like: Any = None,
+    device: Any = None,
+    dtype: Any = None,
+    order: Order | None = None,
+    share_readonly: bool = False,
+) -> CopyPlan:
+    """What `convert` with these arguments will do: nothing is read, written or moved. Raises as `convert`."""
+    view = read(x)
+    target, device = destination(view, framework, like, device)
+    return plan_for(view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
+
+
+def destination(view: TensorView, which: Any, like: Any, device: Any) -> tuple[Framework, Any]:
+    """The target framework and device that the arguments of a conversion mean."""
+    if like is not None:
+        model = read(like)
+        which = model.framework if which is None else which
+        device = model.device if device is None else device
+    return framework(view.framework if which is None else which), device
+
+
+def plan_for(
+    view: TensorView,
+    target: Framework,
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    order: Order | None = None,
+    share_readonly: bool = False,
+) -> CopyPlan:
+    """`plan` for a view and an adapter."""
+    _require_host(view, device)
+    return decide(view, target, dtype=dtype, order=order, share_readonly=share_readonly, requested=True)
+
+
+def to_framework(
+    view: TensorView,
+    target: Framework,
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    order: Order | None = None,
+    copy: bool | None = None,
+    stream: Any = None,
+    share_readonly: bool = False,
+) -> Any:
+    """`convert` for a view and an adapter."""
+    _require_host(view, device)
+    if dtype is None and order is None and copy is not True and view.pending is None:
+        if view.framework == target.name and view.native is not None:
+            return target.alias(view.native)
+        native = target.quick(view.header)
+        if native is not None:
+            return native
+    made = decide(view, target, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)
+    if made.zero_copy and view.framework == target.name and view.native is not None:
+        return target.alias(view.native)
+    return target.wrap(resolve(view, made))
+
+
+def resolve(view: TensorView, made: CopyPlan) -> np.ndarray:
+    """The host memory that ``made`` ends with: that of the view itself, or the one copy, aligned to 256 bytes."""
+    if made.zero_copy:
+        return view.header
+    out = aligned_empty(made.shape, made.dtype, made.order)
+    copy_to(out, view)
+    for step in made.steps:
+        if step.nbytes or step.action != "share":
+            record_copy(step.nbytes, step.reasons[0], step.text)
+    return out
+
+
+def copy_to(out: np.ndarray, view: TensorView) -> None:
+    """The true values of a host view, converted to the dtype of ``out``; values that do not fit wrap or round as in NumPy."""
+    if view.pending is not None:
+        view.pending.write(out)
+    else:
+        np.copyto(out, view.header, casting="unsafe")
+
+
+def native_of(view: TensorView) -> Any:
+    """The tensor of the view's own framework; made on demand, by sharing where that framework can."""
+    if view.native is None:
+        view.native = to_framework(view, framework(view.framework))
+    return view.native
+
+
+def _require_host(view: TensorView, device: Any) -> None:
+    if device is not None and as_device(device) != view.device:
+        raise DeviceUnavailableError(
+            f"cannot move {view.device} memory to {as_device(device)}: no runtime for it in this version"
+        )
+    if view.device != CPU:
+        raise DeviceUnavailableError(f"no runtime reads {view.device} memory in this version")

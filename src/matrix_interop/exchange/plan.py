@@ -1,0 +1,166 @@
+"""Deciding how a tensor gets into a framework: share its memory, or copy it once, and why.
+
+`decide` is the only place where that is decided.  `convert` carries a plan out; its fast path may
+skip the plan only where the target finds nothing in the way, which is the same question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from matrix_interop.devices import Device
+from matrix_interop.dtypes import as_dtype
+from matrix_interop.errors import CopyRequiredError, UnsupportedDtypeError
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.reasons import Reason
+from matrix_interop.tracking import copies_forbidden
+from matrix_interop.view import TensorView, describe
+
+__all__ = ["CopyPlan", "Order", "Step", "decide"]
+
+Order = Literal["C", "F"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: ``action`` "share" (a new object over the same memory), "copy" (new memory) or "move" (to another device).
+
+    ``nbytes``: bytes written, 0 for sharing.  ``reasons``: why it is there, with a sentence each in ``text``.
+    """
+
+    action: Literal["share", "copy", "move"]
+    nbytes: int
+    reasons: tuple[Reason, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What a conversion will do, found without touching the data. ``print(plan)`` shows it as a table."""
+
+    #: The tensor that goes in and what comes out, in words.
+    source: str
+    target: str
+    steps: tuple[Step, ...]
+    #: Shape, dtype, order and device of the result.
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: Order
+    device: Device
+
+    @property
+    def zero_copy(self) -> bool:
+        """True where the result shares the memory of the source."""
+        return self.nbytes == 0 and all(step.action == "share" for step in self.steps)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all steps together write into new memory."""
+        return sum(step.nbytes for step in self.steps)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why anything is copied; empty for a plan that shares."""
+        return tuple(dict.fromkeys(reason for step in self.steps if step.action != "share" for reason in step.reasons))
+
+    def __str__(self) -> str:
+        rows = [("step", "bytes", "why")]
+        rows += [(step.action, f"{step.nbytes:,}", step.text) for step in self.steps]
+        wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        table = [f"  {action:<{wide[0]}}  {nbytes:>{wide[1]}}  {text}" for action, nbytes, text in rows]
+        verdict = "shares memory" if self.zero_copy else f"copies {self.nbytes:,} bytes"
+        return "\n".join([f"{self.source} -> {self.target}: {verdict}", *table])
+
+
+_NO_COPY_WORDS: Final = "allow the copy with copy=None"
+
+
+def decide(
+    view: TensorView,
+    target: Framework,
+    *,
+    dtype: Any = None,
+    order: Order | None = None,
+    copy: bool | None = None,
+    share_readonly: bool = False,
+    requested: bool = False,
+) -> CopyPlan:
+    """The plan that brings host memory into ``target``; nothing is read or written.
+
+    ``copy``: None if it must, False never, True always.  ``requested``: the caller asked for a copy by
+    name (`astype`, `take`), which `forbid_copies` allows.  Raises `CopyRequiredError` with the plan
+    where a copy is forbidden, `UnsupportedDtypeError` where the target cannot hold the dtype.
+    """
+    header = view.header
+    wanted = header.dtype if dtype is None else as_dtype(dtype)
+    why_not = target.refusal(wanted)
+    if why_not is not None:
+        raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {wanted}: {why_not}")
+    found: list[tuple[Reason, str]] = []
+    if view.pending is not None:
+        found.append((Reason.PENDING, view.pending.text))
+    if wanted != header.dtype:
+        found.append((Reason.DTYPE, f"{header.dtype} to {wanted} was asked for"))
+    wrong_order = order is not None and not header.flags[f"{order}_CONTIGUOUS"]
+    if wrong_order:
+        found.append((Reason.ORDER, f"order {order!r} was asked for"))
+    if copy:
+        found.append((Reason.REQUESTED, "copy=True"))
+    if not found or (view.pending is None and wanted == header.dtype and not wrong_order and copy is not True):
+        obstacle = target.obstacle(header, share_readonly=share_readonly)
+        if obstacle is not None:
+            found.append((obstacle.reason, obstacle.text))
+    result_order = _order_of_copy(header, order, target) if found else _order_of(header)
+    steps = []
+    if found:
+        made = wanted.newbyteorder("=")
+        text = "; ".join(text for _, text in found)
+        steps.append(Step("copy", header.size * made.itemsize, tuple(reason for reason, _ in found), text))
+        wanted = made
+    elif view.note:
+        grad = (Reason.GRAD,) if "graph" in view.note else ()
+        steps.append(Step("share", 0, grad, f"{_same(view, target)}; {view.note}"))
+    else:
+        steps.append(Step("share", 0, (), _same(view, target)))
+    plan = CopyPlan(
+        describe(view),
+        f"{target.name} {wanted} on {view.device}",
+        tuple(steps),
+        header.shape,
+        wanted,
+        result_order,
+        view.device,
+    )
+    allowed = requested or copy or not found
+    if not allowed and (copy is False or copies_forbidden()):
+        refuse(plan, "copy=False" if copy is False else "forbid_copies()")
+    return plan
+
+
+def refuse(plan: CopyPlan, who: str) -> None:
+    """Raise `CopyRequiredError` for ``plan``."""
+    why = "; ".join(step.text for step in plan.steps if step.action != "share")
+    msg = f"{plan.source} cannot become {plan.target} without copying {plan.nbytes:,} bytes ({why}), and {who} forbids that: {_NO_COPY_WORDS}"
+    raise CopyRequiredError(msg, plan)
+
+
+def _same(view: TensorView, target: Framework) -> str:
+    return (
+        "a second object over the same memory"
+        if view.framework == target.name
+        else f"{target.name} describes the same memory"
+    )
+
+
+def _order_of(header: np.ndarray) -> Order:
+    return "F" if header.flags.f_contiguous and not header.flags.c_contiguous else "C"
+
+
+def _order_of_copy(header: np.ndarray, order: Order | None, target: Framework) -> Order:
+    """New memory keeps Fortran order where the source has it and the target can say it."""
+    if order is not None:
+        return order
+    return "C" if target.only_order == "C" else _order_of(header)

@@ -1,0 +1,147 @@
+"""JAX.
+
+Measured with 0.10: it takes legacy capsules only (so no read-only mark can arrive), aliases host
+memory only when that is aligned to 64 bytes and dense in some order of the axes, and turns 64-bit
+types into 32 bits without a word unless x64 is on.  Its arrays never change, so read-only memory is
+shared with it safely; writable memory that is shared must not be written while JAX uses it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+import jax
+import jax.dlpack
+import numpy as np
+
+from matrix_interop.devices import CPU, Device, as_device
+from matrix_interop.dlpack import capsule_of, header_of
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
+from matrix_interop.errors import UnsupportedTensorError
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.reasons import Obstacle, Reason
+from matrix_interop.view import TensorView
+
+_ALIGNMENT: Final = 64
+_NARROWED: Final = frozenset(np.dtype(kind) for kind in ("i8", "u8", "f8", "c16"))
+
+
+class _Capsule:
+    """What `jax.dlpack.from_dlpack` asks for: it calls both methods with its own keywords."""
+
+    __slots__ = ("device", "header")
+
+    def __init__(self, header: np.ndarray, device: Device) -> None:
+        self.header = header
+        self.device = device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return capsule_of(self.header, self.device, max_version=None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device.dlpack
+
+
+class JaxFramework(Framework):
+    """`jax.Array` on one device."""
+
+    name = "jax"
+    device_types = ("cpu", "cuda")
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, jax.Array)
+
+    def view(self, x: Any, fill: Any = None) -> TensorView:
+        what = f"jax {x.dtype} {tuple(x.shape)}"
+        if isinstance(x, jax.core.Tracer):
+            raise UnsupportedTensorError(
+                f"{what} cannot be read: it is traced (jit, grad or vmap); convert outside the transform"
+            )
+        if x.is_deleted():
+            raise UnsupportedTensorError(f"{what} cannot be read: it was deleted or donated")
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            raise UnsupportedTensorError(f"{what} cannot be read: it holds random keys; use jax.random.key_data(x)")
+        devices = x.devices()
+        if len(devices) != 1:
+            raise UnsupportedTensorError(
+                f"{what} cannot be read: it is spread over {len(devices)} devices; gather it with jax.device_put first"
+            )
+        require_plain(np.dtype(x.dtype))
+        device = as_device(next(iter(devices)))
+        if device.is_host:
+            return TensorView.of(np.asarray(x), "jax", x)
+        header = header_of(x.unsafe_buffer_pointer(), tuple(x.shape), None, np.dtype(x.dtype), readonly=True, owner=x)
+        return TensorView.of(header, "jax", x, device)
+
+    def refusal(self, dtype: np.dtype[Any]) -> str | None:
+        native = dtype.newbyteorder("=")
+        if native not in DLPACK_OF_DTYPE:
+            return f"jax has no {dtype}: ask for dtype='float32'"
+        if native in _NARROWED and not jax.config.jax_enable_x64:
+            narrow = native.str[1] + str(native.itemsize // 2)
+            return (
+                f"jax would cut {native} to 32 bits: ask for dtype='{np.dtype(narrow)}' if that is meant, "
+                "or switch 64-bit types on with jax.config.update('jax_enable_x64', True)"
+            )
+        return None
+
+    def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
+        if not header.dtype.isnative:
+            return Obstacle(Reason.BYTE_ORDER, f"jax has no {header.dtype.byteorder}-endian numbers")
+        if not header.size:
+            return None
+        if not _is_dense(header):
+            negative = any(step < 0 for n, step in zip(header.shape, header.strides, strict=True) if n > 1)
+            reason = Reason.NEGATIVE_STRIDE if negative else Reason.STRIDES
+            return Obstacle(reason, "jax takes memory without gaps, steps or repeats only")
+        if int(header.__array_interface__["data"][0]) % _ALIGNMENT:
+            return Obstacle(Reason.ALIGNMENT, f"jax shares memory only at multiples of {_ALIGNMENT} bytes")
+        return None
+
+    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
+        if device.is_host:
+            # JAX asks for a legacy capsule, which NumPy refuses for read-only memory, and wants the strides of a
+            # packed array on axes where no stride counts. JAX never writes, so the memory is described anew.
+            strides = _dense_strides(header)
+            if not header.flags.writeable or strides != header.strides:
+                address = int(header.__array_interface__["data"][0])
+                header = header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
+        return jax.dlpack.from_dlpack(_Capsule(header, device))
+
+    def alias(self, native: Any) -> Any:
+        return jax.dlpack.from_dlpack(native)
+
+    def item(self, native: Any, key: Any) -> Any:
+        return None if isinstance(key, slice) else native[key]
+
+    def namespace(self) -> ModuleType:
+        import jax.numpy
+
+        return jax.numpy
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(dict.fromkeys([CPU, *(as_device(device) for device in jax.devices())]))
+
+
+def _axes_by_stride(header: np.ndarray) -> list[int]:
+    """Axes from the slowest to the fastest; among axes without a stride that counts, in their own order."""
+    counted = [axis for axis in range(header.ndim) if header.shape[axis] > 1]
+    ranked = iter(sorted(counted, key=lambda axis: -header.strides[axis]))
+    return [next(ranked) if header.shape[axis] > 1 else axis for axis in range(header.ndim)]
+
+
+def _dense_strides(header: np.ndarray) -> tuple[int, ...]:
+    """Strides of the same axes order, packed."""
+    strides = [0] * header.ndim
+    step = header.itemsize
+    for axis in reversed(_axes_by_stride(header)):
+        strides[axis] = step
+        step *= max(header.shape[axis], 1)
+    return tuple(strides)
+
+
+def _is_dense(header: np.ndarray) -> bool:
+    """True for memory without gaps or repeats, in any order of the axes."""
+    packed = _dense_strides(header)
+    return all(n < 2 or step == dense for n, step, dense in zip(header.shape, header.strides, packed, strict=True))

@@ -1,0 +1,69 @@
+"""NumPy: the host's common currency. It holds every layout, so nothing is ever in its way."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from matrix_interop.devices import CPU, Device
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
+from matrix_interop.errors import UnsupportedLayoutError
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.reasons import Obstacle
+from matrix_interop.view import Pending, TensorView
+
+
+class NumpyFramework(Framework):
+    """`numpy.ndarray`, its subclasses (memmap, matrix, masked arrays) and its scalars."""
+
+    name = "numpy"
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray | np.generic)
+
+    def view(self, x: Any, fill: Any = None) -> TensorView:
+        if type(x) is np.ndarray:
+            if x.dtype not in DLPACK_OF_DTYPE:
+                require_plain(x.dtype)
+            return TensorView.of(x, "numpy", x)
+        if isinstance(x, np.generic):
+            x = np.asarray(x)
+            x.flags.writeable = False
+        require_plain(x.dtype)
+        if not isinstance(x, np.ma.MaskedArray):
+            header = x.view(np.ndarray)
+            return TensorView.of(header, "numpy", header)
+        header = x.data.view(np.ndarray)
+        mask = np.ma.getmaskarray(x)
+        hidden = int(np.count_nonzero(mask))
+        if not hidden:
+            return TensorView.of(header, "numpy", header, note="mask dropped: it hides nothing")
+        if fill is None:
+            msg = f"masked numpy array {x.dtype} {x.shape} hides {hidden} entries: pass fill=value, or fill it with x.filled(value)"
+            raise UnsupportedLayoutError(msg)
+
+        def write(out: np.ndarray) -> None:
+            np.copyto(out, header, casting="unsafe")
+            out[mask] = fill
+
+        return TensorView.of(header, "numpy", pending=Pending(f"{hidden} masked entries to fill with {fill!r}", write))
+
+    def refusal(self, dtype: np.dtype[Any]) -> str | None:
+        return None
+
+    def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
+        return None
+
+    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> np.ndarray:
+        return header.view()
+
+    def quick(self, header: np.ndarray) -> np.ndarray:
+        return header.view()
+
+    def alias(self, native: np.ndarray) -> np.ndarray:
+        return native.view()
+
+    def namespace(self) -> ModuleType:
+        return np

@@ -1,0 +1,173 @@
+"""Apache Arrow: fixed-size lists as matrices, primitive arrays as vectors, one dense block each.
+
+Layout: a fixed-size list of width d keeps its values in one child array; row i starts at entry
+(offset + i) * d.  ``flatten()`` honours the offset of a slice but drops null rows, so nulls are
+handled before it is called.  Arrow memory is immutable: it comes in read-only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from matrix_interop.devices import CPU, Device
+from matrix_interop.errors import UnsupportedDtypeError, UnsupportedLayoutError
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.reasons import Obstacle, Reason
+from matrix_interop.view import Pending, TensorView
+
+_NUMBERS: Final = {
+    np.dtype(kind): arrow
+    for kind, arrow in (
+        ("i1", pa.int8()), ("i2", pa.int16()), ("i4", pa.int32()), ("i8", pa.int64()),
+        ("u1", pa.uint8()), ("u2", pa.uint16()), ("u4", pa.uint32()), ("u8", pa.uint64()),
+        ("f2", pa.float16()), ("f4", pa.float32()), ("f8", pa.float64()),
+    )
+}  # fmt: skip
+_NUMPY_OF_ARROW: Final = {arrow: dtype for dtype, arrow in _NUMBERS.items()}
+
+
+class ArrowFramework(Framework):
+    """`pyarrow` arrays and chunked arrays of numbers and of fixed-size lists of numbers, and `pyarrow.Tensor`."""
+
+    name = "pyarrow"
+    only_order = "C"
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, pa.Array | pa.ChunkedArray | pa.Tensor | pa.Table | pa.RecordBatch)
+
+    def view(self, x: Any, fill: Any = None) -> TensorView:
+        if isinstance(x, pa.Table | pa.RecordBatch):
+            msg = f"a pyarrow {type(x).__name__} has named columns ({', '.join(x.schema.names)}): pass one of them, as in x['{x.schema.names[0] if x.schema.names else 'name'}']"
+            raise UnsupportedLayoutError(msg)
+        if isinstance(x, pa.Tensor):
+            header = x.to_numpy()
+            return TensorView.of(header, "pyarrow", x)
+        kind, widths = _element(x.type)
+        shape = (len(x), *widths)
+        if isinstance(x, pa.ChunkedArray):
+            if x.num_chunks == 1:
+                return self.view(x.chunk(0), fill)
+            return self._gather(x, kind, shape, fill)
+        if _null_count(x) or kind == np.bool_:
+            return self._gather(x, kind, shape, fill)
+        leaf = _levels(x)[-1]
+        flat = leaf.to_numpy(zero_copy_only=True) if len(leaf) else np.empty(0, kind)
+        return TensorView.of(flat.reshape(shape), "pyarrow", x)
+
+    def _gather(self, x: Any, kind: np.dtype[Any], shape: tuple[int, ...], fill: Any) -> TensorView:
+        """Several chunks, nulls or packed bits: values that have to be written into one block first."""
+        chunks = x.chunks if isinstance(x, pa.ChunkedArray) else [x]
+        nulls = sum(_null_count(chunk) for chunk in chunks)
+        if nulls and fill is None:
+            msg = f"pyarrow {x.type} of length {len(x)} holds {nulls} nulls: pass fill=value, or drop them with x.drop_null()"
+            raise UnsupportedLayoutError(msg)
+
+        def write(out: np.ndarray) -> None:
+            start = 0
+            for chunk in chunks:
+                _write(chunk, out[start : start + len(chunk)], fill)
+                start += len(chunk)
+
+        parts = [f"{len(chunks)} chunks to join"] if len(chunks) != 1 else []
+        parts += ["bits to unpack"] if kind == np.bool_ else []
+        parts += [f"{nulls} nulls to fill with {fill!r}"] if nulls else []
+        blank = np.broadcast_to(np.zeros((), kind), shape)  # a header: shape and dtype of what write() gives
+        return TensorView.of(blank, "pyarrow", pending=Pending(" and ".join(parts), write))
+
+    def refusal(self, dtype: np.dtype[Any]) -> str | None:
+        if dtype.newbyteorder("=") in _NUMBERS:
+            return None
+        if dtype == np.dtype(np.bool_):
+            return "arrow packs booleans into bits: ask for dtype='uint8'"
+        return f"arrow has no {dtype}: ask for dtype='float32'"
+
+    def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
+        if header.ndim == 0:
+            raise UnsupportedLayoutError(
+                f"arrow arrays have at least one axis; this is a scalar of dtype {header.dtype}: reshape it to (1,)"
+            )
+        if not header.dtype.isnative:
+            return Obstacle(Reason.BYTE_ORDER, f"arrow has no {header.dtype.byteorder}-endian numbers")
+        if not header.flags.c_contiguous:
+            return Obstacle(Reason.ORDER, "arrow takes dense rows only")
+        if not header.flags.aligned:
+            return Obstacle(Reason.ALIGNMENT, f"the address is no multiple of what {header.dtype} needs")
+        return None
+
+    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
+        kind = _NUMBERS[header.dtype]
+        flat = header.reshape(-1)
+        array = pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
+        for axis in range(header.ndim - 1, 0, -1):
+            length = int(np.prod(header.shape[:axis], dtype=object))
+            array = pa.Array.from_buffers(pa.list_(array.type, header.shape[axis]), length, [None], children=[array])
+        return array
+
+    def alias(self, native: Any) -> Any:
+        return native if isinstance(native, pa.Tensor) else native.slice(0)
+
+    def item(self, native: Any, key: Any) -> Any:
+        if isinstance(native, pa.Tensor) or (isinstance(key, slice) and key.step not in (None, 1)):
+            return None
+        return native[key] if isinstance(key, slice) else native[key].values
+
+
+def _element(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """NumPy dtype of the numbers inside nested fixed-size lists, and the widths of the lists."""
+    widths: list[int] = []
+    inner = kind
+    while True:
+        if isinstance(inner, pa.FixedShapeTensorType):
+            if inner.permutation is not None and list(inner.permutation) != sorted(inner.permutation):
+                raise UnsupportedLayoutError(f"pyarrow {kind} permutes its axes: use x.to_numpy_ndarray() first")
+            widths.extend(inner.shape)
+            inner = inner.value_type
+        elif pa.types.is_fixed_size_list(inner):
+            widths.append(inner.list_size)
+            inner = inner.value_type
+        else:
+            break
+    if inner == pa.bool_():
+        return np.dtype(np.bool_), tuple(widths)
+    dtype = _NUMPY_OF_ARROW.get(inner)
+    if dtype is None:
+        if pa.types.is_list(inner) or pa.types.is_large_list(inner):
+            raise UnsupportedLayoutError(
+                f"pyarrow {kind} has rows of any length: cast it to a fixed-size list, x.cast(pa.list_({inner.value_type}, d))"
+            )
+        raise UnsupportedDtypeError(
+            f"pyarrow {kind} holds no numbers of a fixed width: cast it first, for example to float32"
+        )
+    return dtype, tuple(widths)
+
+
+def _levels(x: pa.Array) -> list[pa.Array]:
+    """``x`` and the child arrays below it, each cut to the entries of its slice, null rows included."""
+    levels = [x]
+    while True:
+        if isinstance(x, pa.ExtensionArray):
+            x = x.storage
+        if not pa.types.is_fixed_size_list(x.type):
+            return levels
+        width = x.type.list_size
+        x = x.values.slice(x.offset * width, len(x) * width)
+        levels.append(x)
+
+
+def _null_count(x: pa.Array) -> int:
+    """Null rows and null entries, at every level."""
+    return sum(level.null_count for level in _levels(x))
+
+
+def _write(x: pa.Array, out: np.ndarray, fill: Any) -> None:
+    """The values of one chunk into ``out``; null entries, and all entries of null rows, become ``fill``."""
+    *lists, leaf = _levels(x)
+    if leaf.null_count:
+        leaf = leaf.fill_null(fill)
+    np.copyto(out, leaf.to_numpy(zero_copy_only=False).reshape(out.shape), casting="unsafe")
+    for depth, level in enumerate(lists, start=1):
+        if level.null_count:
+            out[level.is_null().to_numpy(zero_copy_only=False).reshape(out.shape[:depth])] = fill

@@ -1,0 +1,307 @@
+"""The frameworks: what an adapter is, the table of them, and finding the one that owns a tensor.
+
+An adapter is one class in one file, every quirk of its framework inside.  Adding one takes that
+file and either a line in `_BUILT_IN` or `register_framework` / an entry point of the group
+``matrix_interop.frameworks``.  No framework is imported because it exists: an adapter is loaded
+when its framework already is, or when the user names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from matrix_interop.devices import CPU, Device
+from matrix_interop.errors import DeviceUnavailableError, FrameworkNotInstalledError, UnknownFrameworkError
+from matrix_interop.reasons import Obstacle
+from matrix_interop.view import TensorView
+
+__all__ = ["Framework", "FrameworkInfo", "framework", "framework_name", "frameworks", "read", "register_framework"]
+
+
+class Framework(ABC):
+    """Adapter of one framework. On the host tensors pass through NumPy arrays that share their memory."""
+
+    #: The name it is imported by.
+    name: ClassVar[str]
+    #: Device types that its tensors can live on, the preferred one first.
+    device_types: ClassVar[tuple[str, ...]] = ("cpu",)
+    #: The only memory order it can describe, or None where it describes strides.
+    only_order: ClassVar[str | None] = None
+
+    # Reading -----------------------------------------------------------------------------------
+    @abstractmethod
+    def owns(self, x: Any) -> bool:
+        """True if ``x`` is this framework's tensor; called once for each type, the answer is kept."""
+
+    @abstractmethod
+    def view(self, x: Any, fill: Any = None) -> TensorView:
+        """The memory of ``x``, shared and untouched. ``fill``: value for masked or null entries.
+
+        Raises `UnsupportedTensorError`, `UnsupportedDtypeError` or `UnsupportedLayoutError`.
+        """
+
+    # Sharing -----------------------------------------------------------------------------------
+    @abstractmethod
+    def refusal(self, dtype: np.dtype[Any]) -> str | None:
+        """Why no tensor of this framework can hold ``dtype``, with the way out; None if it can."""
+
+    @abstractmethod
+    def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
+        """Why memory of a `dtype` that is not refused cannot be shared as it lies; None if it can."""
+
+    @abstractmethod
+    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
+        """A tensor over that memory, which it keeps alive. Called only where `obstacle` found none.
+
+        For device memory ``header`` is never read; ``owner`` is the view that it belongs to.
+        """
+
+    def quick(self, header: np.ndarray) -> Any:
+        """A tensor over host memory, or None where something may be in the way: the fast path asks no reasons."""
+        if self.refusal(header.dtype) is None and self.obstacle(header) is None:
+            return self.wrap(header)
+        return None
+
+    @abstractmethod
+    def alias(self, native: Any) -> Any:
+        """A second tensor object over the memory of ``native``, outside any graph."""
+
+    def item(self, native: Any, key: Any) -> Any:
+        """``native[key]`` as a view, for an int or a slice; None where the framework has no such view."""
+        return native[key]
+
+    # Computing ---------------------------------------------------------------------------------
+    def namespace(self) -> ModuleType:
+        """Its array-API namespace."""
+        return np
+
+    # Devices: the host needs none of these -----------------------------------------------------
+    def devices(self) -> tuple[Device, ...]:
+        """The devices it sees now."""
+        return (CPU,)
+
+    def current_stream(self, device: Device) -> int:
+        """Handle of its current stream on ``device``: what the caller's next operation runs on."""
+        raise DeviceUnavailableError(f"{self.name} has no streams on {device}")
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
+        """New uninitialised device memory of its own allocator, dense rows, on its current stream."""
+        raise DeviceUnavailableError(f"{self.name} allocates no memory on {device}")
+
+    def keep_until(self, native: Any, stream: int, device: Device) -> None:
+        """Tell its allocator that ``stream`` reads ``native``, where it has such a call."""
+
+
+#: Import name -> adapter, in order of preference for new device memory.
+_BUILT_IN: Final[dict[str, str]] = {
+    "numpy": "matrix_interop.frameworks.numpy:NumpyFramework",
+    "torch": "matrix_interop.frameworks.torch:TorchFramework",
+    "cupy": "matrix_interop.frameworks.cupy:CupyFramework",
+    "jax": "matrix_interop.frameworks.jax:JaxFramework",
+    "pyarrow": "matrix_interop.frameworks.pyarrow:ArrowFramework",
+}
+#: What to install for those.
+_EXTRAS: Final = {"cupy": "cupy-cuda13"}
+_GROUP: Final = "matrix_interop.frameworks"
+
+_lock = threading.RLock()
+_registered: dict[str, Framework | type[Framework]] = {}  # from register_framework
+_adapters: dict[str, Framework] = {}  # loaded
+_by_type: dict[type, Framework] = {}  # exact types already met; read without the lock, as dict look-ups are atomic
+_TYPES_KEPT: Final = 4096  # classes made at run time must not pile up
+
+
+def register_framework(name: str, adapter: Framework | type[Framework]) -> None:
+    """Add a framework, or replace one: ``adapter`` is a `Framework` subclass or an instance of one.
+
+    The adapter is asked for tensors of types not met before, ahead of the built-in ones.
+    """
+    if not (isinstance(adapter, Framework) or (isinstance(adapter, type) and issubclass(adapter, Framework))):
+        msg = f"cannot register {adapter!r} as {name!r}: write a subclass of matrix_interop.frameworks.Framework"
+        raise UnknownFrameworkError(msg)
+    with _lock:
+        _registered[name] = adapter
+        _adapters.pop(name, None)
+        _by_type.clear()
+
+
+def framework(which: Any) -> Framework:
+    """The adapter named ``which``: a name or the module itself; its framework is imported if need be.
+
+    Raises `UnknownFrameworkError` (listing the known and the installed) and `FrameworkNotInstalledError`.
+    """
+    name = which if isinstance(which, str) else getattr(which, "__name__", "")
+    adapter = _adapters.get(name)
+    return adapter if adapter is not None else _load(_import_name(name, which))
+
+
+#: The adapter of that name if it is loaded, else None: a bare dictionary look-up for fast paths.
+loaded_framework: Final = _adapters.get
+
+
+def framework_name(which: Any) -> str:
+    """The name of a framework given by name or module."""
+    return framework(which).name
+
+
+def _import_name(name: str, which: Any) -> str:
+    """The registered name behind ``jax.numpy``, ``array_api_compat.torch`` and the like."""
+    if name not in _known():
+        parts = name.split(".")
+        if isinstance(which, ModuleType) and parts[0] in _known():
+            return parts[0]
+        if isinstance(which, ModuleType) and parts[0] == "array_api_compat" and parts[-1] in _known():
+            return parts[-1]
+    return name
+
+
+def _known() -> dict[str, Any]:
+    """Every framework by name: registered at run time, built in, from entry points."""
+    return {**_entry_points(), **_BUILT_IN, **_registered}
+
+
+@cache
+def _entry_points() -> dict[str, Any]:
+    from importlib.metadata import entry_points  # slow to import, and needed only for an unknown type or name
+
+    return {entry.name: entry for entry in entry_points(group=_GROUP)}
+
+
+def _load(name: str) -> Framework:
+    with _lock:
+        adapter = _adapters.get(name)
+        if adapter is not None:
+            return adapter
+        known = _known()
+        if name not in known:
+            here = ", ".join(sorted(n for n in known if _is_installed(n)))
+            msg = f"unknown framework {name!r}: known are {', '.join(sorted(known))}; installed here: {here}"
+            raise UnknownFrameworkError(msg)
+        source = known[name]
+        try:
+            if isinstance(source, str):
+                module, _, attribute = source.partition(":")
+                source = getattr(importlib.import_module(module), attribute)
+            elif hasattr(source, "load"):  # an entry point
+                source = source.load()
+            adapter = source() if isinstance(source, type) else source
+        except Exception as error:  # a broken install raises anything
+            why = (
+                "is not installed"
+                if not _is_installed(name)
+                else f"does not import here ({type(error).__name__}: {error})"
+            )
+            extra = _EXTRAS.get(name, name)
+            msg = f"{name} {why}; install it with: pip install 'matrix-interop[{extra}]'"
+            raise FrameworkNotInstalledError(msg, name=name) from error
+        _adapters[name] = adapter
+        return adapter
+
+
+def _is_installed(name: str) -> bool:
+    if name in _registered or name in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def read(x: Any, fill: Any = None) -> TensorView:
+    """The `TensorView` of anything: by exact type, then by loaded framework, then by protocol."""
+    adapter = _by_type.get(type(x))
+    if adapter is None:
+        if isinstance(x, TensorView):
+            return x
+        adapter = _find(x)
+    return adapter.view(x, fill)
+
+
+def _find(x: Any) -> Framework:
+    """The adapter that owns ``x`` among frameworks already imported; else the one for protocols."""
+    with _lock:
+        for name in _known():
+            if name in _registered or name in sys.modules:
+                try:
+                    adapter = framework(name)
+                except FrameworkNotInstalledError:  # half imported or broken: not what x comes from
+                    continue
+                if adapter.owns(x):
+                    break
+        else:
+            from matrix_interop.frameworks.protocols import PROTOCOLS
+
+            return PROTOCOLS
+        if len(_by_type) >= _TYPES_KEPT:
+            _by_type.clear()
+        _by_type[type(x)] = adapter
+        return adapter
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkInfo:
+    """One line of `frameworks()`."""
+
+    name: str
+    version: str | None
+    installed: bool
+    loaded: bool
+    devices: tuple[Device, ...]
+    problem: str | None
+
+
+def frameworks(*, load: bool = False) -> tuple[FrameworkInfo, ...]:
+    """Every known framework: version, whether installed and imported, devices, and what is wrong with it.
+
+    Nothing is imported unless ``load``; devices are known only for loaded ones.  A broken install is
+    reported in ``problem`` and raises nothing.
+    """
+    found = []
+    for name in sorted(_known()):
+        installed = _is_installed(name)
+        problem: str | None = None
+        devices: tuple[Device, ...] = ()
+        if installed and (load or name in sys.modules or name in _registered):
+            try:
+                devices = framework(name).devices()
+            except Exception as error:  # whatever a broken install or driver raises
+                problem = f"{type(error).__name__}: {error}"
+        found.append(FrameworkInfo(name, _version(name), installed, name in sys.modules, devices, problem))
+    return tuple(found)
+
+
+def _version(name: str) -> str | None:
+    module = sys.modules.get(name)
+    if module is not None and isinstance(getattr(module, "__version__", None), str):
+        return str(module.__version__)
+    from importlib.metadata import PackageNotFoundError, packages_distributions, version
+
+    try:
+        return version(packages_distributions().get(name, [name])[0])
+    except PackageNotFoundError:
+        return None
+
+
+def order(view: TensorView, stream: Any) -> int | None:
+    """Make device memory ready on ``stream``; the stream it is ready on."""
+    raise DeviceUnavailableError(f"no runtime orders work on {view.device}")
+
+
+class _Hooks:
+    """What `TensorView` may call here."""
+
+    read = staticmethod(read)
+    order = staticmethod(order)
+
+
+TensorView.registry = _Hooks()

@@ -1,0 +1,173 @@
+"""PyTorch.
+
+What it cannot do, measured with 2.13: `torch.from_dlpack` ends the process on negative strides and
+drops the read-only flag, DLPack export ignores a negative bit, and fake, zero and freed tensors
+export a null pointer.  So host memory goes through `torch.from_numpy` and `Tensor.numpy`, which
+refuse all of these and are faster too, after checks of our own for the two that they let pass:
+read-only and misaligned memory.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from matrix_interop.devices import CPU, Device, as_device
+from matrix_interop.dlpack import header_of
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier
+from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.reasons import Obstacle, Reason
+from matrix_interop.view import Pending, TensorView
+
+#: NumPy dtype -> torch dtype, for all that this torch knows and NumPy can hold.
+_TORCH_OF_NUMPY: Final[dict[np.dtype[Any], torch.dtype]] = {
+    dtype: kind for dtype in DLPACK_OF_DTYPE if isinstance(kind := getattr(torch, dtype.name, None), torch.dtype)
+}
+_NUMPY_OF_TORCH: Final = {kind: dtype for dtype, kind in _TORCH_OF_NUMPY.items()}
+_Tensor: Final = torch.Tensor
+_from_numpy: Final = torch.from_numpy
+_view_of: Final = TensorView.of
+
+
+class TorchFramework(Framework):
+    """`torch.Tensor` and its subclasses."""
+
+    name = "torch"
+    device_types = ("cpu", "cuda", "oneapi", "metal")
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor)
+
+    def view(self, x: torch.Tensor, fill: Any = None) -> TensorView:
+        if type(x) is _Tensor:
+            try:  # numpy() itself refuses other devices, grad, conjugate and negative bits, sparse and quantised tensors
+                header = x.numpy()
+            except (RuntimeError, TypeError):
+                return self._careful_view(x)
+            if x.data_ptr() or not header.size:
+                return _view_of(header, "torch", x)
+        return self._careful_view(x)
+
+    def _careful_view(self, x: torch.Tensor) -> TensorView:
+        what = f"torch {x.dtype} {tuple(x.shape)} on {x.device}"
+        _require_memory(x, what)
+        dtype = _NUMPY_OF_TORCH.get(x.dtype)
+        if dtype is None:
+            msg = f"{what}: NumPy and DLPack partners have no such type; convert it first, for example with x.to(torch.float32)"
+            raise UnsupportedDtypeError(msg)
+        note = "detached from its graph" if x.requires_grad else ""
+        plain = x.detach()
+        strides = tuple(step * dtype.itemsize for step in plain.stride())
+        header = header_of(plain.data_ptr(), tuple(plain.shape), strides, dtype, readonly=False, owner=plain)
+        bits = [word for word, set_ in (("conjugate", plain.is_conj()), ("negative", plain.is_neg())) if set_]
+        if bits:
+
+            def write(out: np.ndarray) -> None:
+                self.wrap(out).copy_(plain)
+
+            pending = Pending(f"a pending {' and '.join(bits)} bit", write)
+            return TensorView.of(header, "torch", None, as_device(x.device), pending=pending, note=note)
+        return TensorView.of(header, "torch", plain, as_device(x.device), note=note)
+
+    def refusal(self, dtype: np.dtype[Any]) -> str | None:
+        if dtype in _TORCH_OF_NUMPY:
+            return None
+        if dtype.newbyteorder("=") in _TORCH_OF_NUMPY:
+            return None  # the byte order is an obstacle, the type is not
+        return f"torch {torch.__version__} has no {dtype}: ask for dtype='float32' or another type that it has"
+
+    def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
+        flags = header.flags
+        if not header.dtype.isnative:
+            return Obstacle(Reason.BYTE_ORDER, f"torch has no {header.dtype.byteorder}-endian numbers")
+        if not flags.aligned:
+            return Obstacle(Reason.ALIGNMENT, f"the address or a stride is no multiple of what {header.dtype} needs")
+        if header.size:
+            size = header.itemsize
+            if any(step % size for n, step in zip(header.shape, header.strides, strict=True) if n > 1):
+                return Obstacle(Reason.STRIDES, f"a stride is no multiple of the {size} bytes of an entry")
+            if any(step < 0 for n, step in zip(header.shape, header.strides, strict=True) if n > 1):
+                return Obstacle(Reason.NEGATIVE_STRIDE, "torch has no negative strides")
+        if not flags.writeable and not share_readonly:
+            return Obstacle(
+                Reason.READONLY,
+                "torch cannot keep memory read-only; share_readonly=True shares it and you promise not to write",
+            )
+        return None
+
+    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> torch.Tensor:
+        dtype = header.dtype
+        label = carrier(dtype)
+        plain = header if label == dtype else header.view(label)
+        if not header.flags.writeable or any(step < 0 or step % header.itemsize for step in header.strides):
+            # share_readonly, or an odd stride on an axis where it does not count: describe the memory anew
+            strides = tuple(0 if n < 2 else step for n, step in zip(header.shape, header.strides, strict=True))
+            address = int(header.__array_interface__["data"][0])
+            plain = header_of(address, header.shape, strides, label, readonly=False, owner=header)
+        tensor = torch.from_numpy(plain)
+        return tensor if label == dtype else tensor.view(_TORCH_OF_NUMPY[dtype])
+
+    def quick(self, header: np.ndarray) -> Any:
+        if header.flags.behaved:  # aligned and writable: all that from_numpy does not check itself
+            try:
+                return _from_numpy(header)
+            except (TypeError, ValueError):
+                pass
+        return None
+
+    def alias(self, native: torch.Tensor) -> torch.Tensor:
+        return native.detach()
+
+    def item(self, native: torch.Tensor, key: Any) -> Any:
+        if isinstance(key, slice) and key.step is not None and key.step < 0:
+            return None
+        return native[key]
+
+    def namespace(self) -> ModuleType:
+        import array_api_compat.torch
+
+        return array_api_compat.torch
+
+    def devices(self) -> tuple[Device, ...]:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return (CPU, *(Device("cuda", index) for index in range(count)))
+
+
+def _require_memory(x: torch.Tensor, what: str) -> None:
+    """Raise `UnsupportedTensorError` for tensors without plain memory of their own."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(x, FakeTensor):
+        why = "a fake tensor has no values: run the code for real"
+    elif x.is_meta:
+        why = "a meta tensor has no values: materialise it with torch.empty_like(x, device='cpu')"
+    elif x.is_nested:
+        why = "a nested tensor has rows of several lengths: pad it with torch.nested.to_padded_tensor"
+    elif x.layout is not torch.strided:
+        why = f"its layout is {x.layout}: call x.to_dense()"
+    elif x.is_quantized:
+        why = "it is quantised: call x.dequantize() or x.int_repr()"
+    elif x._is_zerotensor():
+        why = "a zero tensor has no memory: clone it"
+    elif torch._C._functorch.is_functorch_wrapped_tensor(x):
+        why = "it belongs to a torch.func transform (vmap, grad): convert the result of the transform"
+    else:
+        try:
+            freed = not x.data_ptr() and x.numel() > 0
+        except RuntimeError as error:
+            why = f"torch gives no address for it ({error})"
+        else:
+            if not freed:
+                return
+            why = "its storage was freed or resized away"
+    msg = f"{what} cannot be read: {why}"
+    raise UnsupportedTensorError(msg)
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype of a NumPy dtype that `refusal` accepts."""
+    return _TORCH_OF_NUMPY[as_dtype(dtype)]

@@ -1,0 +1,576 @@
+"""`Matrix`: one 2-D tensor of any framework; `HostMatrix` and `DeviceMatrix` by where its memory lives."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import numpy as np
+
+from matrix_interop.devices import CPU, Device, as_device
+from matrix_interop.dtypes import as_dtype, carrier
+from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError, UnsupportedLayoutError
+from matrix_interop.exchange.convert import copy_to, destination, native_of, plan_for, resolve, to_framework
+from matrix_interop.exchange.plan import CopyPlan, Order, decide
+from matrix_interop.frameworks.registry import framework as framework_of
+from matrix_interop.frameworks.registry import loaded_framework, read
+from matrix_interop.memory.host import aligned_empty
+from matrix_interop.reasons import Reason
+from matrix_interop.tracking import record_copy
+from matrix_interop.view import TensorView, describe
+
+if TYPE_CHECKING:
+    from matrix_interop.transfer import Transfer
+
+__all__ = ["DeviceMatrix", "HostMatrix", "Matrix", "from_tensor"]
+
+
+class Matrix:
+    """A dense 2-D tensor; a row is one vector. It holds data, never a graph, and wraps the framework's own tensor.
+
+    Abstract: every matrix is a `HostMatrix` or a `DeviceMatrix`.
+    Made by `from_tensor`, `from_rows`, `empty`, `open_matrix` or a builder.  Any library that takes
+    arrays takes a matrix: it speaks DLPack, and the array interfaces of where its memory lives.
+    There is no ``==``: compare what ``np.asarray(m)`` or ``m.array`` gives.
+    """
+
+    __slots__ = ("__weakref__", "_view")
+    _view: TensorView
+
+    def __init__(self) -> None:
+        raise TypeError(
+            f"{type(self).__name__} has no constructor: use from_tensor, Matrix.from_rows, Matrix.empty or open_matrix"
+        )
+
+    # Making ------------------------------------------------------------------------------------
+    @classmethod
+    def from_tensor(
+        cls,
+        x: Any,
+        /,
+        *,
+        device: Any = None,
+        framework: Any = None,
+        dtype: Any = None,
+        order: Order | None = None,
+        copy: bool | None = None,
+        stream: Any = None,
+        as_row: bool = False,
+        fill: Any = None,
+    ) -> Matrix:
+        """A matrix over the memory of ``x``, shared where that is possible.
+
+        ``x`` (n, d): a tensor of any known framework, an object with DLPack, the CUDA array interface,
+        the array interface, the buffer protocol or ``__array__``, an Arrow fixed-size list column,
+        nested lists, or a Matrix.  ``framework``, ``device``, ``dtype``, ``order`` convert on the way in.
+        ``copy``: None copies if it must, False never, True always.  ``as_row``: a vector or scalar
+        becomes one row.  ``fill``: value for masked or null entries, which are refused without it.
+
+        Read-only memory stays read-only.  A tensor that requires grad comes in detached; its own flags
+        stay as they are.  Raises `UnsupportedLayoutError` for another rank, `UnsupportedTensorError` where
+        there is no plain memory, `CopyRequiredError`, `UnsupportedDtypeError`, `UnknownFrameworkError`.
+        """
+        view = x._view if isinstance(x, Matrix) else read(x, fill)
+        if view.header.ndim != 2:
+            view = _as_matrix(view, as_row=as_row)
+        if cls is HostMatrix and device is None:
+            device = CPU
+        plain = framework is None and dtype is None and order is None and copy is None
+        if not plain or view.pending is not None or (device is not None and as_device(device) != view.device):
+            view = _converted(view, device, framework, dtype, order, copy, stream)
+        elif isinstance(x, Matrix):
+            return x
+        made: Matrix = _new(HostMatrix if view.device is CPU else DeviceMatrix)
+        made._view = view
+        return made
+
+    @classmethod
+    def from_rows(cls, rows: Any, *, dtype: Any = None, device: Any = "cpu", framework: Any = None) -> Matrix:
+        """A matrix of copied rows: an iterable of vectors of one length, from any framework, or lists.
+
+        ``dtype``: that of the rows if they agree, else the one NumPy promotes them to.  ``framework``:
+        as in `from_tensor`; numpy if not given.  Raises `UnsupportedLayoutError` naming the first row of
+        another length; an iterable without rows has no width and is refused.
+        """
+        headers = []
+        for number, row in enumerate(rows):
+            view = read(row)
+            if view.ndim != 1 or (headers and view.shape != headers[0].shape):
+                wanted = f"length {headers[0].shape[0]}" if headers else "one axis"
+                raise UnsupportedLayoutError(
+                    f"row {number} has shape {view.shape}, {wanted} is needed: pass vectors of one length"
+                )
+            headers.append(to_framework(view, framework_of("numpy"), device=None if view.device.is_host else CPU))
+        if not headers:
+            raise UnsupportedLayoutError("no rows, so no width: use Matrix.empty((0, d), dtype=...)")
+        kind = np.result_type(*{header.dtype for header in headers}) if dtype is None else as_dtype(dtype)
+        out = aligned_empty((len(headers), headers[0].shape[0]), kind)
+        for number, header in enumerate(headers):
+            np.copyto(out[number], header, casting="unsafe")
+        record_copy(out.nbytes, Reason.REQUESTED, "rows copied into one matrix")
+        return Matrix.from_tensor(out, device=device, framework=framework)
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, int],
+        *,
+        dtype: Any = "float32",
+        device: Any = "cpu",
+        framework: Any = None,
+        order: Order = "C",
+        pinned: bool = False,
+    ) -> Matrix:
+        """A matrix of uninitialised memory of its own, aligned to 256 bytes. ``shape`` (n, d).
+
+        ``pinned``: page-locked where a device is present, else ordinary memory (`pinned` tells which).
+        """
+        rows, columns = (operator.index(n) for n in shape)
+        if rows < 0 or columns < 0:
+            raise UnsupportedLayoutError(f"shape {tuple(shape)}: lengths are 0 or more")
+        if not as_device(device).is_host:
+            raise DeviceUnavailableError(f"no runtime allocates on {as_device(device)} in this version")
+        return Matrix.from_tensor(aligned_empty((rows, columns), as_dtype(dtype), order), framework=framework)
+
+    # Facts -------------------------------------------------------------------------------------
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        rows, columns = self._view.header.shape
+        return rows, columns
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy dtype; of ml_dtypes for bfloat16 and the 8-bit floats."""
+        return self._view.header.dtype
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self._view.header.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one entry."""
+        return self._view.header.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries, gaps between rows not counted."""
+        return self._view.header.nbytes
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Bytes from one row to the next and from one column to the next, as in NumPy."""
+        row, column = self._view.header.strides
+        return row, column
+
+    @property
+    def order(self) -> Order | None:
+        """ "C" for dense rows, "F" for dense columns, None for neither. Axes of length 1 and empty matrices count as dense."""
+        flags = self._view.header.flags
+        return "C" if flags.c_contiguous else "F" if flags.f_contiguous else None
+
+    @property
+    def readonly(self) -> bool:
+        """True where the memory must not be written."""
+        return not self._view.header.flags.writeable
+
+    @property
+    def device(self) -> Device:
+        """Where the memory lives: "cpu" or "cuda:0"; equal to that text."""
+        return self._view.device
+
+    @property
+    def framework(self) -> str:
+        """Name of the framework that `array` belongs to."""
+        return self._view.framework
+
+    @property
+    def array(self) -> Any:
+        """The framework's own tensor over this memory.
+
+        A slice that the framework cannot describe (a negative step in torch) is copied when first asked for.
+        """
+        return native_of(self._view)
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array-API namespace for `array`."""
+        return framework_of(self._view.framework).namespace()
+
+    @property
+    def pinned(self) -> bool:
+        """True for page-locked host memory."""
+        return False
+
+    @property
+    def T(self) -> Matrix:
+        """The transpose, over the same memory."""
+        view = self._view
+        return _wrap(TensorView.of(view.header.T, view.framework, None, view.device, stream=view.stream))
+
+    def __len__(self) -> int:
+        return len(self._view.header)
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        words = [self.order or f"strides {self.strides}", self.framework]
+        words += ["pinned"] if self.pinned else []
+        words += ["read-only"] if self.readonly else []
+        return f"<{type(self).__name__} {rows} x {columns} {self.dtype}, {', '.join(words)}, {self.device}>"
+
+    # Rows --------------------------------------------------------------------------------------
+    @overload
+    def __getitem__(self, key: slice) -> Self: ...
+    @overload
+    def __getitem__(self, key: int) -> Any: ...
+    def __getitem__(self, key: Any) -> Any:
+        """``m[i]``: row i, the framework's own 1-D tensor. ``m[a:b:s]``: a matrix over those rows. Views, both."""
+        view = self._view
+        target = framework_of(view.framework)
+        if isinstance(key, slice):
+            native = None if view.native is None else target.item(view.native, key)
+            return _wrap(TensorView.of(view.header[key], view.framework, native, view.device, stream=view.stream))
+        try:
+            row = operator.index(key)
+        except TypeError:
+            msg = f"a matrix is indexed by a row number or a slice of rows, not by {type(key).__name__}: use take(indices) for several rows"
+            raise TypeError(msg) from None
+        count = len(view.header)
+        if not -count <= row < count:
+            raise IndexError(f"row {row} of a matrix of {count} rows")
+        native = None if view.native is None else target.item(view.native, row)
+        if native is None:
+            native = to_framework(
+                TensorView.of(view.header[row], view.framework, None, view.device, stream=view.stream), target
+            )
+        return native
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+    def take(self, indices: Any) -> Matrix:
+        """A new matrix of the rows ``indices`` (k,), in that order, repeats allowed. Copies k rows.
+
+        Indices count from 0 and must exist: -1, which marks a missing neighbour in search results, is
+        refused like any other index out of range (IndexError), before anything is copied.
+        """
+        wanted = Matrix._indices(indices, len(self))
+        header = self._view.header
+        out = aligned_empty((wanted.size, header.shape[1]), header.dtype.newbyteorder("="))
+        np.take(header, wanted, axis=0, out=out, mode="clip") if header.dtype.isnative else np.copyto(
+            out, header[wanted]
+        )
+        record_copy(out.nbytes, Reason.REQUESTED, f"take of {wanted.size} rows")
+        return self._new(out)
+
+    @staticmethod
+    def _indices(indices: Any, count: int) -> np.ndarray:
+        """``indices`` as int64 on the host, checked against ``count`` rows."""
+        view = read(indices if not isinstance(indices, range) else np.asarray(indices, dtype=np.int64))
+        found = aligned_empty(view.shape, view.dtype)
+        copy_to(found, view)
+        if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+            msg = f"indices must be whole numbers along one axis, not {found.dtype} of shape {found.shape}"
+            raise IndexError(msg)
+        bad = (found < 0) | (found >= count) if found.size else np.zeros(0, bool)
+        if bad.any():
+            first = int(np.argmax(bad))
+            hint = " (-1 marks a missing neighbour: drop it first)" if int(found[first]) == -1 else ""
+            raise IndexError(f"index {int(found[first])} at position {first} for a matrix of {count} rows{hint}")
+        return found.astype(np.int64)
+
+    # Converting --------------------------------------------------------------------------------
+    def to_tensor(
+        self,
+        framework: Any = None,
+        *,
+        like: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        order: Order | None = None,
+        copy: bool | None = None,
+        stream: Any = None,
+        share_readonly: bool = False,
+    ) -> Any:
+        """The matrix as a tensor (n, d) of ``framework`` (name or module), over the same memory where possible.
+
+        Arguments and errors as in `convert`.  Every call gives a new tensor object.
+        """
+        view = self._view
+        if dtype is None and order is None and copy is None and like is None and device is None and view.device is CPU:
+            # The fast path: what `to_framework` would do, without asking for reasons.
+            target = loaded_framework(framework) if type(framework) is str else None
+            if target is not None and framework != view.framework:
+                native = target.quick(view.header)
+                if native is not None:
+                    return native
+        target, device = destination(view, framework, like, device)
+        return to_framework(
+            self._view,
+            target,
+            device=device,
+            dtype=dtype,
+            order=order,
+            copy=copy,
+            stream=stream,
+            share_readonly=share_readonly,
+        )
+
+    def plan(
+        self,
+        framework: Any = None,
+        *,
+        like: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        order: Order | None = None,
+        share_readonly: bool = False,
+    ) -> CopyPlan:
+        """What `to_tensor` with these arguments will do; nothing is touched."""
+        target, device = destination(self._view, framework, like, device)
+        return plan_for(self._view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
+
+    def astype(self, dtype: Any, *, copy: bool | None = None) -> Matrix:
+        """The matrix in another dtype, in the same framework: itself if it has that dtype already and ``copy`` is not True."""
+        wanted = as_dtype(dtype)
+        if wanted == self.dtype and not copy:
+            return self
+        return self._copied(dtype=wanted, copy=copy, requested=True)
+
+    def contiguous(self, order: Order = "C", *, copy: bool | None = None) -> Matrix:
+        """The matrix with dense rows ("C") or columns ("F"): itself if it has them already and ``copy`` is not True."""
+        if self._view.header.flags[f"{order}_CONTIGUOUS"] and not copy:
+            return self
+        return self._copied(order=order, copy=copy, requested=False)
+
+    def _copied(self, *, dtype: Any = None, order: Order | None = None, copy: bool | None, requested: bool) -> Matrix:
+        made = decide(
+            self._view,
+            framework_of("numpy"),
+            dtype=dtype,
+            order=order,
+            copy=copy,
+            requested=requested and copy is not False,
+        )
+        return self._new(resolve(self._view, made))
+
+    def normalized(self, *, return_norms: bool = False) -> Any:
+        """A new matrix of rows divided by their Euclidean norm; with ``return_norms`` also the norms (n,) as float64 ndarray.
+
+        Rows of zeros stay zeros, norm 0.  Integers and booleans become float32, other types keep theirs; norms are
+        summed in float64 after dividing by the largest entry, so that they neither overflow nor vanish.
+        """
+        header = self._view.header
+        kind = header.dtype.newbyteorder("=") if header.dtype.kind not in "biu" else np.dtype(np.float32)
+        out = aligned_empty(header.shape, kind)
+        norms = np.empty(len(header), np.float64)
+        block = max(1, (1 << 20) // max(header.shape[1], 1))
+        for start in range(0, len(header), block):
+            rows = header[start : start + block]
+            wide = rows.astype(np.complex128 if rows.dtype.kind == "c" else np.float64)
+            largest = np.abs(wide).max(axis=1, initial=0.0, keepdims=True)
+            scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+            wide /= scale
+            lengths = np.sqrt(np.sum(np.abs(wide) ** 2, axis=1, keepdims=True))
+            norms[start : start + block] = (lengths * scale)[:, 0]
+            out[start : start + block] = wide / np.where(lengths == 0, 1.0, lengths)
+        record_copy(out.nbytes, Reason.REQUESTED, "normalised rows")
+        made = self._new(out)
+        return (made, norms) if return_norms else made
+
+    def _new(self, header: np.ndarray) -> Matrix:
+        """A matrix over new host memory, in this matrix's framework."""
+        return _wrap(TensorView.of(header, self._view.framework))
+
+    # Moving ------------------------------------------------------------------------------------
+    def to_device(
+        self,
+        device: Any = None,
+        *,
+        framework: Any = None,
+        dtype: Any = None,
+        stream: Any = None,
+        copy: bool | None = None,
+    ) -> DeviceMatrix:
+        """The matrix in device memory. Raises `DeviceUnavailableError` where there is no such device."""
+        wanted = "cuda:0" if device is None else as_device(device)
+        raise DeviceUnavailableError(
+            f"cannot move {describe(self._view)} to {wanted}: no runtime for it in this version"
+        )
+
+    # Protocols ---------------------------------------------------------------------------------
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """See `TensorView.__dlpack__`."""
+        return self._view.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(device type, device id); (1, 0) for all host memory."""
+        return self._view.device.dlpack
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Own rows only, as host bytes; out of band (protocol 5) where the layout is dense. Comes back over NumPy memory."""
+        header = self._view.header
+        dense = header if header.flags.c_contiguous or header.flags.f_contiguous else np.ascontiguousarray(header)
+        native = dense.dtype.newbyteorder("=")
+        dense = dense.astype(native, order="K", copy=False)
+        order: Order = "C" if dense.flags.c_contiguous else "F"
+        plain = dense.view(carrier(native))
+        flat = plain.reshape(-1, order=order)
+        if int(protocol) >= 5:
+            import pickle
+
+            return _unpickle, (pickle.PickleBuffer(flat), dense.shape, native.name, order, self.readonly)
+        return _unpickle, (flat.tobytes(), dense.shape, native.name, order, self.readonly)
+
+
+class HostMatrix(Matrix):
+    """A matrix in memory that the CPU addresses. ``np.asarray(m)`` is its shared ndarray."""
+
+    __slots__ = ()
+
+    @overload
+    def to_host(
+        self,
+        *,
+        out: Any = ...,
+        pinned: bool | None = ...,
+        non_blocking: Literal[False] = ...,
+        stream: Any = ...,
+        copy: bool | None = ...,
+    ) -> HostMatrix: ...
+    @overload
+    def to_host(
+        self,
+        *,
+        out: Any = ...,
+        pinned: bool | None = ...,
+        non_blocking: Literal[True],
+        stream: Any = ...,
+        copy: bool | None = ...,
+    ) -> Transfer: ...
+    def to_host(
+        self,
+        *,
+        out: Any = None,
+        pinned: bool | None = None,
+        non_blocking: bool = False,
+        stream: Any = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """This matrix itself; with ``copy=True`` a copy; with ``out`` (n, d) its values written there, converted to its dtype.
+
+        ``out`` is any writable host tensor of the same shape and becomes the result's memory.  Raises
+        `UnsupportedLayoutError` for another shape and `CopyRequiredError` for read-only ``out`` or ``copy=False``.
+        """
+        if out is not None:
+            target = Matrix.from_tensor(out)
+            if target.shape != self.shape or not target.device.is_host:
+                raise UnsupportedLayoutError(
+                    f"out is {describe(target._view)}; a host matrix of shape {self.shape} is needed"
+                )
+            if target.readonly or copy is False:
+                why = "out is read-only" if target.readonly else "copy=False forbids to fill out"
+                raise CopyRequiredError(f"{describe(self._view)} cannot be written into out: {why}")
+            copy_to(target._view.header, self._view)
+            record_copy(target.nbytes, Reason.REQUESTED, "to_host into out")
+            return target
+        return self._copied(copy=True, requested=True) if copy else self
+
+    def pin(self) -> HostMatrix:
+        """This matrix in page-locked memory: itself where it is already, or where no device is present."""
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The shared ndarray, converted as NumPy's ``__array__`` protocol asks."""
+        return self._view.__array__(dtype, copy)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self._view.__array_interface__
+
+
+class DeviceMatrix(Matrix):
+    """A matrix in the memory of a device that the CPU does not address by itself."""
+
+    __slots__ = ()
+
+    def pin(self) -> DeviceMatrix:
+        """This matrix: only host memory is page-locked."""
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Refused: a transfer over the bus should be seen in the code."""
+        raise TypeError(f"{describe(self._view)} is not in host memory: call to_host() first")
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._view.__cuda_array_interface__
+
+
+#: `Matrix.from_tensor`, under the name that reads best at the top of a program.
+from_tensor = Matrix.from_tensor
+_new = object.__new__
+
+
+def _wrap(view: TensorView) -> Any:
+    made: Matrix = _new(HostMatrix if view.device is CPU else DeviceMatrix)
+    made._view = view
+    return made
+
+
+def _as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
+    header = view.header
+    if not as_row or header.ndim > 2:
+        hint = (
+            "pass as_row=True for one row"
+            if header.ndim < 2
+            else "reshape it to (rows, columns), or use convert() for other ranks"
+        )
+        raise UnsupportedLayoutError(f"a matrix has 2 axes, {describe(view)} has ndim {header.ndim}: {hint}")
+    if view.pending is not None:
+        view = TensorView.of(resolve(view, decide(view, framework_of("numpy"))), view.framework, None, view.device)
+        header = view.header
+    return TensorView.of(
+        header[np.newaxis] if header.ndim else header[np.newaxis, np.newaxis],
+        view.framework,
+        None,
+        view.device,
+        stream=view.stream,
+    )
+
+
+def _converted(
+    view: TensorView, device: Any, which: Any, dtype: Any, order: Order | None, copy: bool | None, stream: Any
+) -> TensorView:
+    """The view after the conversions that `from_tensor` was asked for: of its own framework if it names none."""
+    target, device = destination(view, which, None, device)
+    if view.framework == target.name:
+        made = decide(view, target, dtype=dtype, order=order, copy=copy)
+        return view if made.zero_copy else TensorView.of(resolve(view, made), target.name)
+    return read(to_framework(view, target, device=device, dtype=dtype, order=order, copy=copy, stream=stream))
+
+
+def _unpickle(data: Any, shape: tuple[int, int], dtype: str, order: Order, readonly: bool) -> Matrix:
+    kind = as_dtype(dtype)
+    header = np.frombuffer(data, carrier(kind)).view(kind).reshape(shape, order=order)
+    if not readonly and not header.flags.writeable:
+        header = header.copy(order="K")
+    elif readonly:
+        header.flags.writeable = False
+    return Matrix.from_tensor(header)

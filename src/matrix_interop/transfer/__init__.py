@@ -1,0 +1,1 @@
+"""Moving data between host and device."""
