@@ -46,7 +46,7 @@ class Device(str):
 
     __slots__ = ("index", "type")
     type: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides str.index: nobody looks for text inside a device
 
     def __new__(cls, type: str, index: int = 0) -> Self:
         self = super().__new__(cls, type if type == "cpu" else f"{type}:{index}")

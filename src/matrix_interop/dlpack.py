@@ -113,8 +113,8 @@ class Capsule:
         kind = tensor.dtype
         if (kind.code, kind.bits) not in DTYPE_OF_DLPACK or kind.lanes != 1:
             msg = (
-                f"{producer} exports DLPack type code {kind.code}, {kind.bits} bits, {kind.lanes} lanes, which has no NumPy form: "
-                "convert it in its own framework first, for example to float32"
+                f"{producer} exports DLPack type code {kind.code}, {kind.bits} bits, {kind.lanes} lanes, which "
+                "has no NumPy form: convert it in its own framework first, for example to float32"
             )
             raise UnsupportedDtypeError(msg)
         self._dtype = DTYPE_OF_DLPACK[kind.code, kind.bits]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class Matrix:
         as in `from_tensor`; numpy if not given.  Raises `UnsupportedLayoutError` naming the first row of
         another length; an iterable without rows has no width and is refused.
         """
-        headers = []
+        headers: list[np.ndarray] = []
         for number, row in enumerate(rows):
             view = read(row)
             if view.ndim != 1 or (headers and view.shape != headers[0].shape):
@@ -174,7 +174,7 @@ class Matrix:
 
     @property
     def order(self) -> Order | None:
-        """ "C" for dense rows, "F" for dense columns, None for neither. Axes of length 1 and empty matrices count as dense."""
+        """Dense rows: "C"; dense columns: "F"; neither: None. Axes of length 1 and empty matrices count as dense."""
         flags = self._view.header.flags
         return "C" if flags.c_contiguous else "F" if flags.f_contiguous else None
 
@@ -212,7 +212,7 @@ class Matrix:
         return False
 
     @property
-    def T(self) -> Matrix:
+    def T(self) -> Matrix:  # noqa: N802 - as in NumPy
         """The transpose, over the same memory."""
         view = self._view
         return _wrap(TensorView.of(view.header.T, view.framework, None, view.device, stream=view.stream))
@@ -242,7 +242,10 @@ class Matrix:
         try:
             row = operator.index(key)
         except TypeError:
-            msg = f"a matrix is indexed by a row number or a slice of rows, not by {type(key).__name__}: use take(indices) for several rows"
+            what = type(key).__name__
+            msg = (
+                f"a matrix is indexed by a row number or a slice of rows, not by {what}: use take(indices) for several"
+            )
             raise TypeError(msg) from None
         count = len(view.header)
         if not -count <= row < count:
@@ -340,7 +343,7 @@ class Matrix:
         return plan_for(self._view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
 
     def astype(self, dtype: Any, *, copy: bool | None = None) -> Matrix:
-        """The matrix in another dtype, in the same framework: itself if it has that dtype already and ``copy`` is not True."""
+        """The matrix in another dtype, same framework: itself if it has that dtype and ``copy`` is not True."""
         wanted = as_dtype(dtype)
         if wanted == self.dtype and not copy:
             return self
@@ -348,7 +351,7 @@ class Matrix:
 
     def contiguous(self, order: Order = "C", *, copy: bool | None = None) -> Matrix:
         """The matrix with dense rows ("C") or columns ("F"): itself if it has them already and ``copy`` is not True."""
-        if self._view.header.flags[f"{order}_CONTIGUOUS"] and not copy:
+        if self._view.header.flags[order] and not copy:
             return self
         return self._copied(order=order, copy=copy, requested=False)
 
@@ -364,7 +367,7 @@ class Matrix:
         return self._new(resolve(self._view, made))
 
     def normalized(self, *, return_norms: bool = False) -> Any:
-        """A new matrix of rows divided by their Euclidean norm; with ``return_norms`` also the norms (n,) as float64 ndarray.
+        """A new matrix of rows divided by their Euclidean norm; with ``return_norms`` also the norms, float64 (n,).
 
         Rows of zeros stay zeros, norm 0.  Integers and booleans become float32, other types keep theirs; norms are
         summed in float64 after dividing by the largest entry, so that they neither overflow nor vanish.
@@ -424,7 +427,7 @@ class Matrix:
         return self._view.device.dlpack
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Own rows only, as host bytes; out of band (protocol 5) where the layout is dense. Comes back over NumPy memory."""
+        """Own rows only, as host bytes, out of band from protocol 5 on. Comes back over NumPy memory."""
         header = self._view.header
         dense = header if header.flags.c_contiguous or header.flags.f_contiguous else np.ascontiguousarray(header)
         native = dense.dtype.newbyteorder("=")
@@ -435,7 +438,8 @@ class Matrix:
         if int(protocol) >= 5:
             import pickle
 
-            return _unpickle, (pickle.PickleBuffer(flat), dense.shape, native.name, order, self.readonly)
+            buffer = pickle.PickleBuffer(cast(Any, flat))  # an ndarray is a buffer, whatever its stubs say
+            return _unpickle, (buffer, dense.shape, native.name, order, self.readonly)
         return _unpickle, (flat.tobytes(), dense.shape, native.name, order, self.readonly)
 
 
@@ -473,7 +477,7 @@ class HostMatrix(Matrix):
         stream: Any = None,
         copy: bool | None = None,
     ) -> Any:
-        """This matrix itself; with ``copy=True`` a copy; with ``out`` (n, d) its values written there, converted to its dtype.
+        """This matrix itself; with ``copy=True`` a copy; with ``out`` (n, d) its values written there, in its dtype.
 
         ``out`` is any writable host tensor of the same shape and becomes the result's memory.  Raises
         `UnsupportedLayoutError` for another shape and `CopyRequiredError` for read-only ``out`` or ``copy=False``.
@@ -528,7 +532,7 @@ from_tensor = Matrix.from_tensor
 _new = object.__new__
 
 
-def _wrap(view: TensorView) -> Any:
+def _wrap(view: TensorView) -> Matrix:
     made: Matrix = _new(HostMatrix if view.device is CPU else DeviceMatrix)
     made._view = view
     return made

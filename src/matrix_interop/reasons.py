@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 __all__ = ["Obstacle", "Reason"]
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why a step of a plan is there. The value is the word that plans print."""
 
     REQUESTED = "requested"  # copy=True, or a method that promises new memory
@@ -23,9 +23,6 @@ class Reason(str, Enum):
     DEVICE = "device"  # other memory
     GRAD = "grad"  # not a copy: the tensor comes in detached from its graph
     PROTOCOL = "protocol"  # the only protocol the object offers makes a copy
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Obstacle(NamedTuple):

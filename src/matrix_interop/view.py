@@ -176,9 +176,7 @@ class TensorView:
 
     def _export(self, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
         if self.pending is not None:
-            raise BufferError(
-                f"{describe(self)} has {self.pending.text}: export matrix_interop.from_tensor(x) instead, which resolves it"
-            )
+            raise BufferError(f"{describe(self)} has {self.pending.text}: export from_tensor(x), which resolves it")
         header, device = self.header, self.device
         if device.is_host:
             if stream not in (None, -1):
@@ -198,8 +196,9 @@ class TensorView:
                 record_copy(header.nbytes, Reason.REQUESTED, "copied for a DLPack consumer")
         else:
             if dl_device is not None and tuple(dl_device) != device.dlpack:
+                other = f"DLPack device {tuple(dl_device)}"
                 raise BufferError(
-                    f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_host() or to_device() first"
+                    f"{describe(self)} cannot be exported to {other}: call to_host() or to_device() first"
                 )
             if copy:
                 raise BufferError("copy=True is not offered for device memory: copy in the consumer")
@@ -218,11 +217,12 @@ class TensorView:
             msg = f"{describe(self)} is not in host memory: call to_host() first"
             raise TypeError(msg)
         if self.pending is not None:
-            msg = f"{describe(self)} has {self.pending.text}: use np.asarray(matrix_interop.from_tensor(x)), which resolves it"
+            msg = f"{describe(self)} has {self.pending.text}: use np.asarray(from_tensor(x)), which resolves it"
             raise TypeError(msg)
         if dtype is not None and np.dtype(dtype) != self.header.dtype:
             if copy is False:
-                msg = f"{describe(self)} as {np.dtype(dtype)} needs a copy of {self.size * np.dtype(dtype).itemsize} bytes"
+                size = self.size * np.dtype(dtype).itemsize
+                msg = f"{describe(self)} as {np.dtype(dtype)} needs a copy of {size} bytes"
                 raise ValueError(msg)
             return self.header.astype(dtype)
         return self.header.copy() if copy else self.header

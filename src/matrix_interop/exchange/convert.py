@@ -125,7 +125,7 @@ def resolve(view: TensorView, made: CopyPlan) -> np.ndarray:
 
 
 def copy_to(out: np.ndarray, view: TensorView) -> None:
-    """The true values of a host view, converted to the dtype of ``out``; values that do not fit wrap or round as in NumPy."""
+    """The true values of a host view, in the dtype of ``out``; what does not fit wraps or rounds as in NumPy."""
     if view.pending is not None:
         view.pending.write(out)
     else:

@@ -26,7 +26,7 @@ Order = Literal["C", "F"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: ``action`` "share" (a new object over the same memory), "copy" (new memory) or "move" (to another device).
+    """One step: ``action`` "share" (a new object over the same memory), "copy" (new memory), "move" (another device).
 
     ``nbytes``: bytes written, 0 for sharing.  ``reasons``: why it is there, with a sentence each in ``text``.
     """
@@ -104,7 +104,7 @@ def decide(
         found.append((Reason.PENDING, view.pending.text))
     if wanted != header.dtype:
         found.append((Reason.DTYPE, f"{header.dtype} to {wanted} was asked for"))
-    wrong_order = order is not None and not header.flags[f"{order}_CONTIGUOUS"]
+    wrong_order = order is not None and not header.flags[order]
     if wrong_order:
         found.append((Reason.ORDER, f"order {order!r} was asked for"))
     if copy:
@@ -143,7 +143,10 @@ def decide(
 def refuse(plan: CopyPlan, who: str) -> None:
     """Raise `CopyRequiredError` for ``plan``."""
     why = "; ".join(step.text for step in plan.steps if step.action != "share")
-    msg = f"{plan.source} cannot become {plan.target} without copying {plan.nbytes:,} bytes ({why}), and {who} forbids that: {_NO_COPY_WORDS}"
+    msg = (
+        f"{plan.source} cannot become {plan.target} without copying {plan.nbytes:,} bytes ({why}), "
+        f"and {who} forbids that: {_NO_COPY_WORDS}"
+    )
     raise CopyRequiredError(msg, plan)
 
 

@@ -9,10 +9,11 @@ shared with it safely; writable memory that is shared must not be written while 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 import jax.dlpack
+import jax.numpy
 import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
@@ -60,7 +61,7 @@ class JaxFramework(Framework):
             )
         if x.is_deleted():
             raise UnsupportedTensorError(f"{what} cannot be read: it was deleted or donated")
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
             raise UnsupportedTensorError(f"{what} cannot be read: it holds random keys; use jax.random.key_data(x)")
         devices = x.devices()
         if len(devices) != 1:
@@ -78,7 +79,7 @@ class JaxFramework(Framework):
         native = dtype.newbyteorder("=")
         if native not in DLPACK_OF_DTYPE:
             return f"jax has no {dtype}: ask for dtype='float32'"
-        if native in _NARROWED and not jax.config.jax_enable_x64:
+        if native in _NARROWED and not cast(Any, jax.config).jax_enable_x64:
             narrow = native.str[1] + str(native.itemsize // 2)
             return (
                 f"jax would cut {native} to 32 bits: ask for dtype='{np.dtype(narrow)}' if that is meant, "
@@ -116,8 +117,6 @@ class JaxFramework(Framework):
         return None if isinstance(key, slice) else native[key]
 
     def namespace(self) -> ModuleType:
-        import jax.numpy
-
         return jax.numpy
 
     def devices(self) -> tuple[Device, ...]:

@@ -41,7 +41,8 @@ class NumpyFramework(Framework):
         if not hidden:
             return TensorView.of(header, "numpy", header, note="mask dropped: it hides nothing")
         if fill is None:
-            msg = f"masked numpy array {x.dtype} {x.shape} hides {hidden} entries: pass fill=value, or fill it with x.filled(value)"
+            what = f"masked numpy array {x.dtype} {x.shape}"
+            msg = f"{what} hides {hidden} entries: pass fill=value, or fill it with x.filled(value)"
             raise UnsupportedLayoutError(msg)
 
         def write(out: np.ndarray) -> None:

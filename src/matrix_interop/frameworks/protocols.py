@@ -43,8 +43,8 @@ class ProtocolFramework(Framework):
             if offers(x):
                 return reader(x)
         msg = (
-            f"cannot read a {type(x).__module__}.{type(x).__qualname__}: it offers none of DLPack, CUDA array interface, array interface, "
-            "buffer or __array__; pass a tensor, or register its framework with matrix_interop.register_framework"
+            f"cannot read a {type(x).__module__}.{type(x).__qualname__}: it offers none of DLPack, CUDA array "
+            "interface, array interface, buffer or __array__; pass a tensor, or register its framework with register_framework"
         )
         raise UnknownFrameworkError(msg)
 

@@ -40,7 +40,8 @@ class ArrowFramework(Framework):
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
         if isinstance(x, pa.Table | pa.RecordBatch):
-            msg = f"a pyarrow {type(x).__name__} has named columns ({', '.join(x.schema.names)}): pass one of them, as in x['{x.schema.names[0] if x.schema.names else 'name'}']"
+            names = ", ".join(x.schema.names)
+            msg = f"a pyarrow {type(x).__name__} has named columns ({names}): pass one of them, as in x['name']"
             raise UnsupportedLayoutError(msg)
         if isinstance(x, pa.Tensor):
             header = x.to_numpy()
@@ -62,7 +63,8 @@ class ArrowFramework(Framework):
         chunks = x.chunks if isinstance(x, pa.ChunkedArray) else [x]
         nulls = sum(_null_count(chunk) for chunk in chunks)
         if nulls and fill is None:
-            msg = f"pyarrow {x.type} of length {len(x)} holds {nulls} nulls: pass fill=value, or drop them with x.drop_null()"
+            what = f"pyarrow {x.type} of length {len(x)}"
+            msg = f"{what} holds {nulls} nulls: pass fill=value, or drop them with x.drop_null()"
             raise UnsupportedLayoutError(msg)
 
         def write(out: np.ndarray) -> None:
@@ -136,7 +138,7 @@ def _element(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if dtype is None:
         if pa.types.is_list(inner) or pa.types.is_large_list(inner):
             raise UnsupportedLayoutError(
-                f"pyarrow {kind} has rows of any length: cast it to a fixed-size list, x.cast(pa.list_({inner.value_type}, d))"
+                f"pyarrow {kind} has rows of any length: cast it, as in x.cast(pa.list_({inner.value_type}, d))"
             )
         raise UnsupportedDtypeError(
             f"pyarrow {kind} holds no numbers of a fixed width: cast it first, for example to float32"

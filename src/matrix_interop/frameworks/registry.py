@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 
@@ -126,8 +126,8 @@ def register_framework(name: str, adapter: Framework | type[Framework]) -> None:
 
     The adapter is asked for tensors of types not met before, ahead of the built-in ones.
     """
-    if not (isinstance(adapter, Framework) or (isinstance(adapter, type) and issubclass(adapter, Framework))):
-        msg = f"cannot register {adapter!r} as {name!r}: write a subclass of matrix_interop.frameworks.Framework"
+    if not issubclass(adapter if isinstance(adapter, type) else type(adapter), Framework):
+        msg = f"cannot register {adapter!r} as {name!r}: write a subclass of matrix_interop.Framework"
         raise UnknownFrameworkError(msg)
     with _lock:
         _registered[name] = adapter
@@ -194,7 +194,7 @@ def _load(name: str) -> Framework:
                 source = getattr(importlib.import_module(module), attribute)
             elif hasattr(source, "load"):  # an entry point
                 source = source.load()
-            adapter = source() if isinstance(source, type) else source
+            adapter = cast(Framework, source() if isinstance(source, type) else source)
         except Exception as error:  # a broken install raises anything
             why = (
                 "is not installed"
@@ -274,7 +274,7 @@ def frameworks(*, load: bool = False) -> tuple[FrameworkInfo, ...]:
         if installed and (load or name in sys.modules or name in _registered):
             try:
                 devices = framework(name).devices()
-            except Exception as error:  # whatever a broken install or driver raises
+            except Exception as error:  # noqa: BLE001 - a broken install or driver raises anything
                 problem = f"{type(error).__name__}: {error}"
         found.append(FrameworkInfo(name, _version(name), installed, name in sys.modules, devices, problem))
     return tuple(found)

@@ -44,7 +44,7 @@ class TorchFramework(Framework):
 
     def view(self, x: torch.Tensor, fill: Any = None) -> TensorView:
         if type(x) is _Tensor:
-            try:  # numpy() itself refuses other devices, grad, conjugate and negative bits, sparse and quantised tensors
+            try:  # numpy() itself refuses other devices, grad, conjugate and negative bits, sparse, quantised
                 header = x.numpy()
             except (RuntimeError, TypeError):
                 return self._careful_view(x)
@@ -57,7 +57,7 @@ class TorchFramework(Framework):
         _require_memory(x, what)
         dtype = _NUMPY_OF_TORCH.get(x.dtype)
         if dtype is None:
-            msg = f"{what}: NumPy and DLPack partners have no such type; convert it first, for example with x.to(torch.float32)"
+            msg = f"{what}: NumPy and DLPack have no such type; convert it first, for example with x.to(torch.float32)"
             raise UnsupportedDtypeError(msg)
         note = "detached from its graph" if x.requires_grad else ""
         plain = x.detach()
