@@ -227,21 +227,21 @@ class CudaRuntime:
         self._events[event][1].append(event)
 
     # For this file and cuda_virtual.py ---------------------------------------------------------
-    def call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any, ignore: int = 0) -> Any:
         """Call the driver; its result, a tuple where it has several. Raises what `failure` makes of an error."""
         result = getattr(self._api, name)(*args)
-        if result[0]:
+        if result[0] and result[0] != ignore:
             raise self.failure(name, result[0])
         return result[1] if len(result) == 2 else result[1:]
 
-    def call_on(self, ordinal: int, name: str, *args: Any) -> Any:
+    def call_on(self, ordinal: int, name: str, *args: Any, ignore: int = 0) -> Any:
         """`call` while the primary context of the device is current; the thread's own is current again afterwards."""
         context, number = self._context(ordinal)
         if int(self.call("cuCtxGetCurrent")) == number:
-            return self.call(name, *args)
+            return self.call(name, *args, ignore=ignore)
         self.call("cuCtxPushCurrent", context)
         try:
-            return self.call(name, *args)
+            return self.call(name, *args, ignore=ignore)
         finally:
             self.call("cuCtxPopCurrent")
 
@@ -316,11 +316,8 @@ class CudaRuntime:
         """Let two devices reach each other's memory where they can; where not, the driver copies through the host."""
         for here, there in ((first, second), (second, first)):
             if here != there and self.call("cuDeviceCanAccessPeer", self._device(here), self._device(there)):
-                try:
-                    self.call_on(here, "cuCtxEnablePeerAccess", self._context(there)[0], 0)
-                except DeviceUnavailableError as error:
-                    if "PEER_ACCESS_ALREADY_ENABLED" not in str(error):
-                        raise
+                peer = self._context(there)[0]
+                self.call_on(here, "cuCtxEnablePeerAccess", peer, 0, ignore=_PEER_ALREADY_ENABLED)
         self._linked |= {(first, second), (second, first)}
 
 
