@@ -1,0 +1,112 @@
+"""Private anonymous mappings: huge pages, touching by several threads, giving pages back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import threading
+from typing import Final
+
+__all__ = ["HUGE_PAGE", "Mapping", "available_memory", "populate"]
+
+#: Bytes of a huge page. Mappings are aligned to it; the kernel can only use huge pages at its multiples.
+HUGE_PAGE: Final = 2 << 20
+
+#: Linux's numbers; the standard library lacks them before 3.12 and 3.14.
+_MAP_NORESERVE: Final = 0x4000
+_MADV_POPULATE_WRITE: Final = 23
+
+#: Bytes one thread touches at least: below, starting the thread costs more than it saves.
+_TOUCH_SLICE: Final = 16 << 20
+_TOUCH_THREADS: Final = 8
+
+
+class Mapping:
+    """``nbytes`` of address space with zeroes behind it, given by the kernel page by page when first touched.
+
+    ``address`` is a multiple of 2 MiB. No memory is set aside at creation, so a mapping may be larger than the
+    machine's memory. Raises MemoryError when the process may not have so much address space.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            self._map = _map(nbytes + HUGE_PAGE)
+        except (OSError, ValueError, OverflowError) as error:
+            msg = f"cannot map {nbytes} bytes of ordinary memory: {error}"
+            raise MemoryError(msg) from error
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = -(-self._start // HUGE_PAGE) * HUGE_PAGE
+        self.nbytes = nbytes
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # a kernel without huge pages serves small ones
+                self._map.madvise(mmap.MADV_HUGEPAGE, *self._pages(0, nbytes))
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """The object that owns the addresses: an array over it keeps them. The mapping starts at `offset` in it."""
+        return self._map
+
+    @property
+    def offset(self) -> int:
+        """Where the mapping starts in `buffer`, in bytes."""
+        return self.address - self._start
+
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Give the memory of whole pages back; they read as zeroes afterwards. Elsewhere than on Linux, nothing."""
+        if sys.platform == "linux":
+            self._map.madvise(mmap.MADV_DONTNEED, *self._pages(offset, nbytes))
+
+    def close(self) -> None:
+        """Unmap. No array over the mapping may be used afterwards."""
+        self._map.close()
+
+    def _pages(self, offset: int, nbytes: int) -> tuple[int, int]:
+        return self.offset + offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    if sys.platform != "linux":
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+
+
+def populate(address: int, nbytes: int) -> None:
+    """Have the kernel put pages behind ``[address, address + nbytes)`` now, by up to 8 threads."""
+    threads = min(_TOUCH_THREADS, _processors(), max(1, nbytes // _TOUCH_SLICE))
+    share = -(-nbytes // (threads * HUGE_PAGE)) * HUGE_PAGE
+    parts = [(address + at, min(share, nbytes - at)) for at in range(0, nbytes, share)]
+    others = [threading.Thread(target=_touch, args=part) for part in parts[1:]]
+    for other in others:
+        other.start()
+    _touch(*parts[0])
+    for other in others:
+        other.join()
+
+
+def _touch(address: int, nbytes: int) -> None:
+    """Populate one slice. Both ways release the interpreter lock, which `mmap.madvise` does not."""
+    pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if _madvise is None or _madvise(ctypes.c_void_p(address), ctypes.c_size_t(pages), _MADV_POPULATE_WRITE) != 0:
+        ctypes.memset(address, 0, nbytes)  # kernels before 5.14, and other systems
+
+
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes of memory this process may use: the machine's, or its control group's limit where that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(name, encoding="ascii") as file:  # noqa: PTH123 - pathlib costs more than the read
+                total = min(total, int(file.read()))
+        except (OSError, ValueError):
+            continue  # no such file, or "max"
+    return total

@@ -1,0 +1,125 @@
+"""Blocks that are dead but not yet free: the device may still read or write them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import NamedTuple
+
+from matrix_interop.memory.block import Live
+from matrix_interop.memory.upstreams import REFUSALS
+from matrix_interop.runtime import Runtime
+
+__all__ = ["Entry", "Waiting"]
+
+
+class Entry(NamedTuple):
+    """Blocks that are free once all events are done."""
+
+    events: tuple[int, ...]
+    blocks: list[Live]
+
+
+class Waiting:
+    """Under its arena's lock, except for `dead` and `wait`.
+
+    A block that a user could see waits for an event over all work that was enqueued, on any stream, when its death is
+    noticed: nobody knows what the user did with it. A block that only a pipeline used waits for the pipeline's events.
+    """
+
+    def __init__(self) -> None:
+        self.runtime: Runtime | None = None
+        #: Weak references append themselves here when their block dies.
+        self.dead: deque[Live] = deque()
+        #: Bytes that wait.
+        self.nbytes = 0
+        #: Dead blocks whose event could not be recorded yet.
+        self._unrecorded: list[Live] = []
+        #: Entries of dead blocks: their events are done in this order.
+        self._ordered: deque[Entry] = deque()
+        #: Entries of released blocks: their events are done in any order.
+        self._released: deque[Entry] = deque()
+
+    def add(self, block: Live, events: tuple[int, ...]) -> None:
+        """A pipeline's block is free once its events are done."""
+        self._released.append(Entry(events, [block]))
+        self.nbytes += block.nbytes
+
+    def reap(self, live: dict[int, Live], *, thorough: bool) -> int:
+        """Take blocks that died out of ``live`` and free those that are done; the bytes of results that died.
+
+        Asks only about the oldest entries, unless ``thorough``.
+        """
+        results = 0
+        while self.dead:
+            block = self.dead.popleft()
+            del live[block.address]
+            self.nbytes += block.nbytes
+            if not block.staging:
+                results += block.nbytes
+            self._unrecorded.append(block)
+        if self._unrecorded:
+            events = self._record()
+            if events is not None:
+                entry = Entry(events, self._unrecorded)
+                self._unrecorded = []
+                if events:
+                    self._ordered.append(entry)
+                else:
+                    self.give(entry)
+        while self._ordered and self._done(self._ordered[0]):
+            self.give(self._ordered.popleft())
+        while self._released and self._done(self._released[0]):
+            self.give(self._released.popleft())
+        if thorough and self._released:
+            entries, self._released = self._released, deque()
+            for entry in entries:
+                if self._done(entry):
+                    self.give(entry)
+                else:
+                    self._released.append(entry)
+        return results
+
+    def pop(self) -> Entry | None:
+        """An entry to `wait` for and then to `give`; nobody else gives it."""
+        for entries in (self._released, self._ordered):
+            if entries:
+                return entries.popleft()
+        return None
+
+    def wait(self, entry: Entry) -> None:
+        """Block the calling thread until the entry's blocks may be reused. A device that failed uses them no more."""
+        if self.runtime is not None:
+            with contextlib.suppress(*REFUSALS):
+                for event in entry.events:
+                    self.runtime.synchronize(event)
+
+    def give(self, entry: Entry) -> None:
+        """The entry's blocks are free, and its events the runtime's again."""
+        for block in entry.blocks:
+            block.store.give(block.address)
+            self.nbytes -= block.nbytes
+        if self.runtime is not None:
+            for event in entry.events:
+                self.runtime.release(event)
+
+    def _record(self) -> tuple[int, ...] | None:
+        """Events over all work enqueued so far on devices in use; None where that fails now, to be tried again."""
+        if self.runtime is None:
+            return ()
+        events: list[int] = []
+        try:
+            for ordinal in self.runtime.active():
+                events.append(self.runtime.record_all(ordinal))  # noqa: PERF401 - those recorded before a failure count
+        except REFUSALS:
+            for event in events:
+                self.runtime.release(event)
+            return None
+        return tuple(events)
+
+    def _done(self, entry: Entry) -> bool:
+        runtime = self.runtime
+        try:
+            return runtime is None or all(runtime.query(event) for event in entry.events)
+        except REFUSALS:
+            return False
