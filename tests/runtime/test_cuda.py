@@ -99,7 +99,7 @@ def test_ordinal_out_of_range(runtime: CudaRuntime, driver: FakeDriver, ordinal:
     calls = [
         lambda: runtime.record(SIDE, ordinal),
         lambda: runtime.record_all(ordinal),
-        lambda: runtime.copy(1, 2, 3, ordinal=ordinal, stream=SIDE),
+        lambda: runtime.copy(1, 2, 3, ordinal=ordinal, stream=0),
         lambda: runtime.memory_info(ordinal),
         lambda: runtime.stream_create(ordinal),
         lambda: runtime.reads_pageable(ordinal),
@@ -202,8 +202,8 @@ def test_record_all_during_capture_does_not_block(runtime: CudaRuntime, driver: 
 def test_current_device_is_left_as_found(runtime: CudaRuntime, driver: FakeDriver, current: list[int]) -> None:
     """Calls for a device run in its context; nothing is pushed where it is current already."""
     driver.stack.extend(current)
-    runtime.copy(1, 2, 3, ordinal=1, stream=SIDE)
-    assert ("cuMemcpyAsync", SECOND, (1, 2, 3, SIDE)) in driver.calls
+    runtime.copy(1, 2, 3, ordinal=1, stream=0)
+    assert ("cuMemcpyAsync", SECOND, (1, 2, 3, 1)) in driver.calls
     assert driver.names().count("cuCtxPushCurrent") == (current != [SECOND])
     assert driver.stack == current
 
@@ -255,12 +255,12 @@ def test_pointer_facts(
 
 def test_unknown_pointer_is_pageable_after_one_call(runtime: CudaRuntime, driver: FakeDriver) -> None:
     """Ordinary memory costs one question."""
-    assert (runtime.pointer(0x6000), driver.names()) == (Pointer("pageable", None), ["cuPointerGetAttribute"])
+    assert (runtime.pointer(0x6000), driver.names()) == (Pointer("pageable", None), ["cuPointerGetAttributes"])
 
 
 def test_pointer_failure_is_no_pageable_memory(runtime: CudaRuntime, driver: FakeDriver) -> None:
-    """Any other error than "unknown address" is raised."""
-    driver.errors["cuPointerGetAttribute"] = CUresult.CUDA_ERROR_NOT_INITIALIZED
+    """An error is raised, not taken for memory that CUDA does not know."""
+    driver.errors["cuPointerGetAttributes"] = CUresult.CUDA_ERROR_NOT_INITIALIZED
     with pytest.raises(DeviceUnavailableError, match="NOT_INITIALIZED"):
         runtime.pointer(0x6000)
 
@@ -268,7 +268,7 @@ def test_pointer_failure_is_no_pageable_memory(runtime: CudaRuntime, driver: Fak
 def test_copy_rows_describes_both_sides(runtime: CudaRuntime, driver: FakeDriver) -> None:
     """Pitches, width and rows reach the driver as they are; it finds out where the sides lie."""
     runtime.copy_rows(0x10, 512, 0x20, 640, 500, 7, ordinal=0, stream=SIDE)
-    name, _, (copy, stream) = driver.calls[-2]
+    [(name, _, (copy, stream))] = driver.calls
     assert (name, stream) == ("cuMemcpy2DAsync", SIDE)
     unified = "CU_MEMORYTYPE_UNIFIED"
     assert copy == SimpleNamespace(
@@ -285,6 +285,15 @@ def test_empty_copies_make_no_call(runtime: CudaRuntime, driver: FakeDriver) -> 
     assert driver.names() == []
 
 
+def test_failed_copy_is_an_error(runtime: CudaRuntime, driver: FakeDriver) -> None:
+    """A copy that the driver refuses raises, and the current device is as it was."""
+    driver.stack.append(FIRST)
+    driver.errors["cuMemcpyAsync"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DeviceUnavailableError, match="cuMemcpyAsync failed with CUDA_ERROR_INVALID_VALUE"):
+        runtime.copy(1, 2, 3, ordinal=1, stream=SIDE)
+    assert driver.stack == [FIRST]
+
+
 def test_copy_peer_links_two_devices_once(runtime: CudaRuntime, driver: FakeDriver) -> None:
     """Peer access is enabled both ways at the first copy; that somebody did so before is fine."""
     driver.errors["cuCtxEnablePeerAccess"] = CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -293,7 +302,7 @@ def test_copy_peer_links_two_devices_once(runtime: CudaRuntime, driver: FakeDriv
     links = [(context, args[0]) for name, context, args in driver.calls if name == "cuCtxEnablePeerAccess"]
     copies = [(context, args) for name, context, args in driver.calls if name == "cuMemcpyPeerAsync"]
     assert links == [(SECOND, FIRST), (FIRST, SECOND)]
-    assert copies == [(FIRST, (0x10, SECOND, 0x20, FIRST, 64, SIDE))] * 2
+    assert copies == [(0, (0x10, SECOND, 0x20, FIRST, 64, SIDE))] * 2
 
 
 # Pages that move -----------------------------------------------------------------------------------

@@ -148,10 +148,9 @@ class FakeDriver:
     def on_cuEventQuery(self, event: int) -> tuple[CUresult]:  # noqa: N802
         return (CUresult.CUDA_ERROR_NOT_READY if event in self.busy else OK,)
 
-    def on_cuPointerGetAttribute(self, name: str, address: int) -> tuple[CUresult, int]:  # noqa: N802
-        if address not in self.pointers:
-            return CUresult.CUDA_ERROR_INVALID_VALUE, 0
-        return OK, self.pointers[address][name.removeprefix("CU_POINTER_ATTRIBUTE_")]
+    def on_cuPointerGetAttributes(self, count: int, names: list[str], address: int) -> list[int]:  # noqa: N802
+        facts = self.pointers.get(address, {})
+        return [facts.get(name.removeprefix("CU_POINTER_ATTRIBUTE_"), 0) for name in names[:count]]
 
     def on_cuDeviceGetAttribute(self, name: str, _device: int) -> tuple[CUresult, int]:  # noqa: N802
         return OK, self.attributes.get(name.removeprefix("CU_DEVICE_ATTRIBUTE_"), 0)

@@ -22,7 +22,6 @@ from matrix_interop.runtime.cuda_virtual import CudaVirtualMemory
 __all__ = ["CudaRuntime", "load"]
 
 _OUT_OF_MEMORY: Final = 2
-_INVALID_VALUE: Final = 1
 _NOT_READY: Final = 600
 _PEER_ALREADY_ENABLED: Final = 704
 _NOT_SUPPORTED: Final = 801
@@ -86,9 +85,12 @@ class CudaRuntime:
         self._events: dict[int, tuple[Any, deque[int]]] = {}
         self._streams: dict[int, Any] = {}
         self._linked: set[tuple[int, int]] = set()
-        self._memory_type = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        self._is_managed = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
-        self._device_ordinal = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        names = api.CUpointer_attribute
+        self._facts = [
+            names.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            names.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            names.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        ]
 
     def abandon(self) -> None:
         """Make no further call into the driver: for the child of a fork."""
@@ -98,17 +100,16 @@ class CudaRuntime:
         return self._count
 
     def pointer(self, address: int) -> Pointer:
-        # Three single questions, not one cuPointerGetAttributes: ordinary memory, the usual case, is known after the
-        # first, and even all three together cost less than the lists that the plural call builds.
-        error, memory = self._api.cuPointerGetAttribute(self._memory_type, address)
+        # One plural question: unlike the single ones it is no error for memory that CUDA does not know (type 0).
+        error, facts = self._api.cuPointerGetAttributes(3, self._facts, address)
         if error:
-            if error == _INVALID_VALUE:  # not an address that CUDA allocated or registered
-                return _PAGEABLE
-            raise self.failure("cuPointerGetAttribute", error)
-        ordinal = int(self.call("cuPointerGetAttribute", self._device_ordinal, address))
-        if self.call("cuPointerGetAttribute", self._is_managed, address):
+            raise self.failure("cuPointerGetAttributes", error)
+        memory, ordinal, managed = facts
+        if not memory:
+            return _PAGEABLE
+        if managed:
             return Pointer("managed", ordinal)
-        if int(memory) == _MEMORY_DEVICE:
+        if memory == _MEMORY_DEVICE:
             return Pointer("device", ordinal)
         # Host memory made by cuMemCreate belongs to no device, which the driver says by a negative number.
         return Pointer("pinned", ordinal if ordinal >= 0 else None)
@@ -148,7 +149,7 @@ class CudaRuntime:
     # Moving bytes ------------------------------------------------------------------------------
     def copy(self, dst: int, src: int, nbytes: int, *, ordinal: int, stream: int) -> None:
         if nbytes:
-            self.call_on(ordinal, "cuMemcpyAsync", dst, src, nbytes, self._stream(stream))
+            self._enqueue("cuMemcpyAsync", dst, src, nbytes, ordinal=ordinal, stream=stream)
 
     def copy_rows(
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int, *, ordinal: int, stream: int
@@ -161,7 +162,7 @@ class CudaRuntime:
         copy.srcDevice, copy.srcPitch = src, src_pitch
         copy.dstDevice, copy.dstPitch = dst, dst_pitch
         copy.WidthInBytes, copy.Height = width, rows
-        self.call_on(ordinal, "cuMemcpy2DAsync", copy, self._stream(stream))
+        self._enqueue("cuMemcpy2DAsync", copy, ordinal=ordinal, stream=stream)
 
     def copy_peer(self, dst: int, dst_ordinal: int, src: int, src_ordinal: int, nbytes: int, *, stream: int) -> None:
         if not nbytes:
@@ -169,7 +170,7 @@ class CudaRuntime:
         if (dst_ordinal, src_ordinal) not in self._linked:
             self._link(dst_ordinal, src_ordinal)
         there, here = self._context(dst_ordinal)[0], self._context(src_ordinal)[0]
-        self.call_on(src_ordinal, "cuMemcpyPeerAsync", dst, there, src, here, nbytes, self._stream(stream))
+        self._enqueue("cuMemcpyPeerAsync", dst, there, src, here, nbytes, ordinal=src_ordinal, stream=stream)
 
     # Order -------------------------------------------------------------------------------------
     def stream_create(self, ordinal: int) -> int:
@@ -236,8 +237,8 @@ class CudaRuntime:
 
     def call_on(self, ordinal: int, name: str, *args: Any, ignore: int = 0) -> Any:
         """`call` while the primary context of the device is current; the thread's own is current again afterwards."""
-        context, number = self._context(ordinal)
-        if int(self.call("cuCtxGetCurrent")) == number:
+        context, number = self._contexts.get(ordinal) or self._context(ordinal)
+        if int(self._api.cuCtxGetCurrent()[1]) == number:
             return self.call(name, *args, ignore=ignore)
         self.call("cuCtxPushCurrent", context)
         try:
@@ -259,6 +260,12 @@ class CudaRuntime:
         return MemoryError(msg) if error == _OUT_OF_MEMORY else DeviceUnavailableError(msg)
 
     # -------------------------------------------------------------------------------------------
+    def _enqueue(self, name: str, *args: Any, ordinal: int, stream: int) -> None:
+        """Call what ends with a stream. A stream with a handle of its own brings its context along."""
+        handle = self._streams.get(stream) or self._stream(stream)
+        if stream <= _LAST_NAMED_STREAM or getattr(self._api, name)(*args, handle)[0]:
+            self.call_on(ordinal, name, *args, handle)
+
     def _call_anywhere(self, name: str, *args: Any) -> Any:
         """Call what needs a context but cares not which: the thread's own, else one that is in use already."""
         if int(self.call("cuCtxGetCurrent")):
