@@ -5,6 +5,7 @@ A `Device` is the text users write ("cpu", "cuda:0"), so it compares and hashes 
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Any, Final, Self
 
@@ -94,8 +95,13 @@ def as_device(device: Any) -> Device:
         return device
     if isinstance(device, str):
         return _parse(device)
-    if isinstance(device, tuple) and len(device) == 2:
-        return device_of_dlpack(*device)
+    if isinstance(device, tuple):
+        try:
+            code, index = (operator.index(number) for number in device)
+        except (TypeError, ValueError):
+            msg = f"unknown device {device!r}: a pair is (DLPack device type, device id), as in (2, 0)"
+            raise DeviceUnavailableError(msg) from None
+        return device_of_dlpack(code, index)
     kind = getattr(device, "type", None)  # torch.device
     if isinstance(kind, str):
         index = getattr(device, "index", None)

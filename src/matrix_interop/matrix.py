@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, overload
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from matrix_interop.transfer import Transfer
 
 __all__ = ["DeviceMatrix", "HostMatrix", "Matrix", "from_tensor"]
+
+#: Entries that a computation over all rows holds in temporary memory at a time.
+_BLOCK_ENTRIES: Final = 1 << 20
 
 
 class Matrix:
@@ -94,21 +97,21 @@ class Matrix:
         as in `from_tensor`; numpy if not given.  Raises `UnsupportedLayoutError` naming the first row of
         another length; an iterable without rows has no width and is refused.
         """
-        headers: list[np.ndarray] = []
+        views: list[TensorView] = []
         for number, row in enumerate(rows):
             view = read(row)
-            if view.ndim != 1 or (headers and view.shape != headers[0].shape):
-                wanted = f"length {headers[0].shape[0]}" if headers else "one axis"
+            if view.ndim != 1 or (views and view.shape != views[0].shape):
+                wanted = f"length {views[0].shape[0]}" if views else "one axis"
                 raise UnsupportedLayoutError(
                     f"row {number} has shape {view.shape}, {wanted} is needed: pass vectors of one length"
                 )
-            headers.append(to_framework(view, framework_of("numpy"), device=None if view.device.is_host else CPU))
-        if not headers:
+            views.append(view)
+        if not views:
             raise UnsupportedLayoutError("no rows, so no width: use Matrix.empty((0, d), dtype=...)")
-        kind = np.result_type(*{header.dtype for header in headers}) if dtype is None else as_dtype(dtype)
-        out = aligned_empty((len(headers), headers[0].shape[0]), kind)
-        for number, header in enumerate(headers):
-            np.copyto(out[number], header, casting="unsafe")
+        kind = np.result_type(*{view.dtype for view in views}) if dtype is None else as_dtype(dtype)
+        out = aligned_empty((len(views), views[0].shape[0]), kind.newbyteorder("="))
+        for row, view in zip(out, views, strict=True):
+            copy_to(row, view)
         record_copy(out.nbytes, Reason.REQUESTED, "rows copied into one matrix")
         return Matrix.from_tensor(out, device=device, framework=framework)
 
@@ -127,12 +130,12 @@ class Matrix:
 
         ``pinned``: page-locked where a device is present, else ordinary memory (`pinned` tells which).
         """
-        rows, columns = (operator.index(n) for n in shape)
-        if rows < 0 or columns < 0:
-            raise UnsupportedLayoutError(f"shape {tuple(shape)}: lengths are 0 or more")
+        lengths = tuple(operator.index(n) for n in shape)
+        if len(lengths) != 2 or min(lengths) < 0:
+            raise UnsupportedLayoutError(f"shape {lengths}: (rows, columns) is meant, each 0 or more")
         if not as_device(device).is_host:
             raise DeviceUnavailableError(f"no runtime allocates on {as_device(device)} in this version")
-        return Matrix.from_tensor(aligned_empty((rows, columns), as_dtype(dtype), order), framework=framework)
+        return Matrix.from_tensor(aligned_empty(lengths, as_dtype(dtype), order), framework=framework)
 
     # Facts -------------------------------------------------------------------------------------
     @property
@@ -197,7 +200,7 @@ class Matrix:
     def array(self) -> Any:
         """The framework's own tensor over this memory.
 
-        A slice that the framework cannot describe (a negative step in torch) is copied when first asked for.
+        A slice that the framework cannot describe (a negative step in torch) is copied each time it is asked for.
         """
         return native_of(self._view)
 
@@ -269,9 +272,12 @@ class Matrix:
         wanted = Matrix._indices(indices, len(self))
         header = self._view.header
         out = aligned_empty((wanted.size, header.shape[1]), header.dtype.newbyteorder("="))
-        np.take(header, wanted, axis=0, out=out, mode="clip") if header.dtype.isnative else np.copyto(
-            out, header[wanted]
-        )
+        if header.flags.c_contiguous and header.flags.aligned and header.dtype.isnative:
+            np.take(header, wanted, axis=0, out=out, mode="clip")
+        else:  # np.take would first copy all of the matrix
+            block = max(1, _BLOCK_ENTRIES // max(header.shape[1], 1))
+            for start in range(0, wanted.size, block):
+                out[start : start + block] = header[wanted[start : start + block]]
         record_copy(out.nbytes, Reason.REQUESTED, f"take of {wanted.size} rows")
         return self._new(out)
 
@@ -369,14 +375,14 @@ class Matrix:
     def normalized(self, *, return_norms: bool = False) -> Any:
         """A new matrix of rows divided by their Euclidean norm; with ``return_norms`` also the norms, float64 (n,).
 
-        Rows of zeros stay zeros, norm 0.  Integers and booleans become float32, other types keep theirs; norms are
+        Rows of zeros stay zeros, norm 0; infinite entries come out as NaN.  Integers and booleans become float32, other types keep theirs; norms are
         summed in float64 after dividing by the largest entry, so that they neither overflow nor vanish.
         """
         header = self._view.header
         kind = header.dtype.newbyteorder("=") if header.dtype.kind not in "biu" else np.dtype(np.float32)
         out = aligned_empty(header.shape, kind)
         norms = np.empty(len(header), np.float64)
-        block = max(1, (1 << 20) // max(header.shape[1], 1))
+        block = max(1, _BLOCK_ENTRIES // max(header.shape[1], 1))
         for start in range(0, len(header), block):
             rows = header[start : start + block]
             wide = rows.astype(np.complex128 if rows.dtype.kind == "c" else np.float64)
@@ -384,8 +390,9 @@ class Matrix:
             scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
             wide /= scale
             lengths = np.sqrt(np.sum(np.abs(wide) ** 2, axis=1, keepdims=True))
-            norms[start : start + block] = (lengths * scale)[:, 0]
-            out[start : start + block] = wide / np.where(lengths == 0, 1.0, lengths)
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite entries, or a norm beyond float64
+                norms[start : start + block] = (lengths * scale)[:, 0]
+                out[start : start + block] = wide / np.where(lengths == 0, 1.0, lengths)
         record_copy(out.nbytes, Reason.REQUESTED, "normalised rows")
         made = self._new(out)
         return (made, norms) if return_norms else made
@@ -547,14 +554,18 @@ def _as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
             else "reshape it to (rows, columns), or use convert() for other ranks"
         )
         raise UnsupportedLayoutError(f"a matrix has 2 axes, {describe(view)} has ndim {header.ndim}: {hint}")
-    if view.pending is not None:
-        view = TensorView.of(resolve(view, decide(view, framework_of("numpy"))), view.framework, None, view.device)
-        header = view.header
+    new_axes = (0,) * (2 - header.ndim)
+    pending = view.pending
+    if pending is not None:
+        write = pending.write
+        pending = pending._replace(write=lambda out: write(out[*new_axes, ...]))
     return TensorView.of(
-        header[np.newaxis] if header.ndim else header[np.newaxis, np.newaxis],
+        header.reshape((1,) * len(new_axes) + header.shape),
         view.framework,
         None,
         view.device,
+        pending=pending,
+        note=view.note,
         stream=view.stream,
     )
 

@@ -133,10 +133,18 @@ def copy_to(out: np.ndarray, view: TensorView) -> None:
 
 
 def native_of(view: TensorView) -> Any:
-    """The tensor of the view's own framework; made on demand, by sharing where that framework can."""
-    if view.native is None:
-        view.native = to_framework(view, framework(view.framework))
-    return view.native
+    """The tensor of the view's own framework; made on demand, by sharing where that framework can.
+
+    Only a shared one is kept: a copy would go its own way when the memory changes.
+    """
+    if view.native is not None:
+        return view.native
+    target = framework(view.framework)
+    made = decide(view, target)
+    native = target.wrap(resolve(view, made))
+    if made.zero_copy:
+        view.native = native
+    return native
 
 
 def _require_host(view: TensorView, device: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from matrix_interop.devices import Device
 from matrix_interop.dtypes import as_dtype
-from matrix_interop.errors import CopyRequiredError, UnsupportedDtypeError
+from matrix_interop.errors import CopyRequiredError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Reason
 from matrix_interop.tracking import copies_forbidden
@@ -91,25 +91,30 @@ def decide(
     """The plan that brings host memory into ``target``; nothing is read or written.
 
     ``copy``: None if it must, False never, True always.  ``requested``: the caller asked for a copy by
-    name (`astype`, `take`), which `forbid_copies` allows.  Raises `CopyRequiredError` with the plan
-    where a copy is forbidden, `UnsupportedDtypeError` where the target cannot hold the dtype.
+    name (`astype`, `take`), which `forbid_copies` allows.  New memory is in native byte order.  Raises
+    `CopyRequiredError` with the plan where a copy is forbidden, `UnsupportedDtypeError` where the target
+    cannot hold the dtype and `UnsupportedLayoutError` where it has no such order.
     """
     header = view.header
-    wanted = header.dtype if dtype is None else as_dtype(dtype)
-    why_not = target.refusal(wanted)
-    if why_not is not None:
-        raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {wanted}: {why_not}")
+    wanted = header.dtype if dtype is None else as_dtype(dtype).newbyteorder("=")
+    own = view.framework == target.name and view.native is not None  # its tensor is there, so nothing is in its way
+    if not own or wanted != header.dtype:
+        why_not = target.refusal(wanted)
+        if why_not is not None:
+            raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {wanted}: {why_not}")
+    if order is not None and target.only_order not in (None, order):
+        msg = f"{target.name} tensors have order {target.only_order!r} only: leave order={order!r} out"
+        raise UnsupportedLayoutError(msg)
     found: list[tuple[Reason, str]] = []
     if view.pending is not None:
         found.append((Reason.PENDING, view.pending.text))
     if wanted != header.dtype:
         found.append((Reason.DTYPE, f"{header.dtype} to {wanted} was asked for"))
-    wrong_order = order is not None and not header.flags[order]
-    if wrong_order:
+    if order is not None and not header.flags[order]:
         found.append((Reason.ORDER, f"order {order!r} was asked for"))
     if copy:
         found.append((Reason.REQUESTED, "copy=True"))
-    if not found or (view.pending is None and wanted == header.dtype and not wrong_order and copy is not True):
+    if not found and not own:
         obstacle = target.obstacle(header, share_readonly=share_readonly)
         if obstacle is not None:
             found.append((obstacle.reason, obstacle.text))

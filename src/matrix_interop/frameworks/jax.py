@@ -17,27 +17,31 @@ import jax.numpy
 import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
-from matrix_interop.dlpack import capsule_of, header_of
+from matrix_interop.dlpack import Capsule, capsule_of, header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
-from matrix_interop.errors import UnsupportedTensorError
-from matrix_interop.frameworks.registry import Framework
+from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
+from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
 from matrix_interop.view import TensorView
 
 _ALIGNMENT: Final = 64
+LEGACY: Final = 1
 _NARROWED: Final = frozenset(np.dtype(kind) for kind in ("i8", "u8", "f8", "c16"))
 
 
 class _Capsule:
-    """What `jax.dlpack.from_dlpack` asks for: it calls both methods with its own keywords."""
+    """What `jax.dlpack.from_dlpack` asks for: it names the stream of its own on which the data must be ready."""
 
-    __slots__ = ("device", "header")
+    __slots__ = ("device", "header", "owner")
 
-    def __init__(self, header: np.ndarray, device: Device) -> None:
+    def __init__(self, header: np.ndarray, device: Device, owner: TensorView | None) -> None:
         self.header = header
         self.device = device
+        self.owner = owner
 
-    def __dlpack__(self, **_: Any) -> Any:
+    def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
+        if self.owner is not None and not self.device.is_host:
+            self.owner.frameworks.make_ready(self.owner, stream)
         return capsule_of(self.header, self.device, max_version=None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -72,8 +76,9 @@ class JaxFramework(Framework):
         device = as_device(next(iter(devices)))
         if device.is_host:
             return TensorView.of(np.asarray(x), "jax", x)
-        header = header_of(x.unsafe_buffer_pointer(), tuple(x.shape), None, np.dtype(x.dtype), readonly=True, owner=x)
-        return TensorView.of(header, "jax", x, device)
+        # JAX shows no streams. Its own export makes the array ready on one that is named: the legacy default stream.
+        header = Capsule(x.__dlpack__(stream=LEGACY), what).header()
+        return TensorView.of(header, "jax", x, device, stream=LEGACY)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         native = dtype.newbyteorder("=")
@@ -101,26 +106,46 @@ class JaxFramework(Framework):
         return None
 
     def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
-        if device.is_host:
-            # JAX asks for a legacy capsule, which NumPy refuses for read-only memory, and wants the strides of a
-            # packed array on axes where no stride counts. JAX never writes, so the memory is described anew.
-            strides = _dense_strides(header)
-            if not header.flags.writeable or strides != header.strides:
-                address = int(header.__array_interface__["data"][0])
-                header = header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
-        return jax.dlpack.from_dlpack(_Capsule(header, device))
+        # JAX asks for a legacy capsule, which NumPy refuses for read-only memory, and wants the strides of a
+        # packed array on axes where no stride counts. JAX never writes, so the memory is described anew.
+        strides = _dense_strides(header)
+        if not header.flags.writeable or strides != header.strides:
+            address = int(header.__array_interface__["data"][0])
+            header = header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
+        return jax.dlpack.from_dlpack(_Capsule(header, device, owner))
 
     def alias(self, native: Any) -> Any:
-        return jax.dlpack.from_dlpack(native)
+        return native.addressable_data(0)  # a new object; DLPack would cut 64-bit types while x64 is off
 
     def item(self, native: Any, key: Any) -> Any:
-        return None if isinstance(key, slice) else native[key]
+        return None  # indexing copies in JAX: the caller goes by memory, which shares where that is aligned
 
     def namespace(self) -> ModuleType:
         return jax.numpy
 
+    def current_stream(self, device: Device) -> int:
+        return LEGACY
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
+        return jax.block_until_ready(jax.numpy.empty(shape, dtype, device=_jax_device(device)))
+
+    def written(self, native: Any, stream: int, device: Device) -> Any:
+        # A second array over the same memory, which JAX's own stream reads after ``stream`` wrote it.
+        address = native.unsafe_buffer_pointer()
+        header = header_of(address, native.shape, None, np.dtype(native.dtype), readonly=False, owner=native)
+        return self.wrap(header, device, TensorView.of(header, "jax", None, device, stream=stream))
+
+    def copy(self, native: Any, dtype: np.dtype[Any], order: Order) -> Any:
+        if order == "F" and native.ndim > 1:
+            raise UnsupportedLayoutError("jax arrays have dense rows: leave out order='F', or name another framework")
+        return jax.numpy.array(native, dtype=dtype, copy=True)
+
     def devices(self) -> tuple[Device, ...]:
         return tuple(dict.fromkeys([CPU, *(as_device(device) for device in jax.devices())]))
+
+
+def _jax_device(device: Device) -> Any:
+    return jax.devices("cpu" if device.is_host else device.type)[device.index]
 
 
 def _axes_by_stride(header: np.ndarray) -> list[int]:

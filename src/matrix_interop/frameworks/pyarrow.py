@@ -87,10 +87,7 @@ class ArrowFramework(Framework):
         return f"arrow has no {dtype}: ask for dtype='float32'"
 
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
-        if header.ndim == 0:
-            raise UnsupportedLayoutError(
-                f"arrow arrays have at least one axis; this is a scalar of dtype {header.dtype}: reshape it to (1,)"
-            )
+        _require_axis(header)
         if not header.dtype.isnative:
             return Obstacle(Reason.BYTE_ORDER, f"arrow has no {header.dtype.byteorder}-endian numbers")
         if not header.flags.c_contiguous:
@@ -100,6 +97,7 @@ class ArrowFramework(Framework):
         return None
 
     def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
+        _require_axis(header)
         kind = _NUMBERS[header.dtype]
         flat = header.reshape(-1)
         array = pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
@@ -109,12 +107,22 @@ class ArrowFramework(Framework):
         return array
 
     def alias(self, native: Any) -> Any:
-        return native if isinstance(native, pa.Tensor) else native.slice(0)
+        if isinstance(native, pa.Tensor):
+            return pa.Tensor.from_numpy(native.to_numpy(), native.dim_names or None)
+        return native.slice(0)
 
     def item(self, native: Any, key: Any) -> Any:
-        if isinstance(native, pa.Tensor) or (isinstance(key, slice) and key.step not in (None, 1)):
-            return None
-        return native[key] if isinstance(key, slice) else native[key].values
+        if isinstance(key, slice):
+            fits = not isinstance(native, pa.Tensor) and key.step in (None, 1)
+            return native[key] if fits else None
+        return native[key].values if pa.types.is_fixed_size_list(native.type) else None
+
+
+def _require_axis(header: np.ndarray) -> None:
+    if header.ndim == 0:
+        raise UnsupportedLayoutError(
+            f"arrow arrays have at least one axis; this is a scalar of dtype {header.dtype}: reshape it to (1,)"
+        )
 
 
 def _element(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:

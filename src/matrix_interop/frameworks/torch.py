@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 from matrix_interop.devices import CPU, Device, as_device
-from matrix_interop.dlpack import header_of
+from matrix_interop.dlpack import capsule_of, header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
-from matrix_interop.frameworks.registry import Framework
+from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
 from matrix_interop.view import Pending, TensorView
 
@@ -31,6 +32,8 @@ _NUMPY_OF_TORCH: Final = {kind: dtype for dtype, kind in _TORCH_OF_NUMPY.items()
 _Tensor: Final = torch.Tensor
 _from_numpy: Final = torch.from_numpy
 _view_of: Final = TensorView.of
+#: The C importer behind `torch.from_dlpack`: it takes the capsule as it is and orders nothing, which is done before.
+_from_capsule: Final = torch.utils.dlpack.from_dlpack
 
 
 class TorchFramework(Framework):
@@ -43,26 +46,31 @@ class TorchFramework(Framework):
         return isinstance(x, torch.Tensor)
 
     def view(self, x: torch.Tensor, fill: Any = None) -> TensorView:
-        if type(x) is _Tensor:
+        if type(x) is _Tensor and x.is_cpu:
             try:  # numpy() itself refuses other devices, grad, conjugate and negative bits, sparse, quantised
                 header = x.numpy()
             except (RuntimeError, TypeError):
                 return self._careful_view(x)
             if x.data_ptr() or not header.size:
+                if not header.flags.c_contiguous and 0 in header.strides:  # expand(): entries share memory
+                    header.flags.writeable = False
                 return _view_of(header, "torch", x)
         return self._careful_view(x)
 
     def _careful_view(self, x: torch.Tensor) -> TensorView:
+        """Any other tensor: on a device, with something pending, or of a subclass."""
         what = f"torch {x.dtype} {tuple(x.shape)} on {x.device}"
         _require_memory(x, what)
         dtype = _NUMPY_OF_TORCH.get(x.dtype)
         if dtype is None:
-            msg = f"{what}: NumPy and DLPack have no such type; convert it first, for example with x.to(torch.float32)"
+            wide = "torch.complex64" if x.dtype.is_complex else "torch.float32"
+            msg = f"{what}: NumPy and DLPack have no such type; convert it first, for example with x.to({wide})"
             raise UnsupportedDtypeError(msg)
         note = "detached from its graph" if x.requires_grad else ""
         plain = x.detach()
         strides = tuple(step * dtype.itemsize for step in plain.stride())
-        header = header_of(plain.data_ptr(), tuple(plain.shape), strides, dtype, readonly=False, owner=plain)
+        repeats = 0 in strides and plain.numel() > 0 and not plain.is_contiguous()
+        header = header_of(plain.data_ptr(), tuple(plain.shape), strides, dtype, readonly=repeats, owner=plain)
         bits = [word for word, set_ in (("conjugate", plain.is_conj()), ("negative", plain.is_neg())) if set_]
         if bits:
 
@@ -100,6 +108,8 @@ class TorchFramework(Framework):
         return None
 
     def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> torch.Tensor:
+        if not device.is_host:
+            return _from_capsule(capsule_of(header, device, max_version=None if header.flags.writeable else (1, 0)))
         dtype = header.dtype
         label = carrier(dtype)
         plain = header if label == dtype else header.view(label)
@@ -135,6 +145,34 @@ class TorchFramework(Framework):
     def devices(self) -> tuple[Device, ...]:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return (CPU, *(Device("cuda", index) for index in range(count)))
+
+    def current_device(self) -> Device:
+        return Device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+
+    def current_stream(self, device: Device) -> int:
+        if device.type != "cuda":
+            return super().current_stream(device)
+        # torch.cuda.current_stream() builds an object, twenty times slower; this is what it asks.
+        return int(torch._C._cuda_getCurrentRawStream(device.index)) or 1
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> torch.Tensor:
+        return torch.empty(shape, dtype=_TORCH_OF_NUMPY[dtype], device=_torch_device(device))
+
+    def copy(self, native: torch.Tensor, dtype: np.dtype[Any], order: Order) -> torch.Tensor:
+        kind = _TORCH_OF_NUMPY[dtype]
+        if order == "C":
+            return torch.empty(native.shape, dtype=kind, device=native.device).copy_(native)
+        axes = tuple(reversed(range(native.ndim)))
+        reversed_ = native.permute(axes)
+        return torch.empty(reversed_.shape, dtype=kind, device=native.device).copy_(reversed_).permute(axes)
+
+    def keep_until(self, native: torch.Tensor, stream: int, device: Device) -> None:
+        native.record_stream(torch.cuda.ExternalStream(stream, device=_torch_device(device)))
+
+
+def _torch_device(device: Device) -> torch.device:
+    names = {"oneapi": "xpu", "metal": "mps"}
+    return torch.device("cpu") if device.is_host else torch.device(names.get(device.type, device.type), device.index)
 
 
 def _require_memory(x: torch.Tensor, what: str) -> None:
