@@ -33,12 +33,14 @@ class Pending(NamedTuple):
     write: Callable[[np.ndarray], None]
 
 
-class _Registry(Protocol):
+class _Frameworks(Protocol):
     """What a view needs from the frameworks, which it cannot import: they rest on it."""
 
     def read(self, x: Any) -> TensorView: ...
 
-    def order(self, view: TensorView, stream: Any) -> int | None: ...
+    def make_ready(self, view: TensorView, stream: Any) -> int: ...
+
+    def producer_stream(self, view: TensorView) -> int: ...
 
 
 class TensorView:
@@ -54,8 +56,8 @@ class TensorView:
 
     __slots__ = ("__weakref__", "device", "framework", "header", "native", "note", "pending", "stream")
 
-    #: Installed by ``frameworks.registry`` when that is imported.
-    registry: _Registry
+    #: Installed by the room of that name when it is imported.
+    frameworks: _Frameworks
 
     device: Device
     #: Name of the framework that ``native`` belongs to.
@@ -72,7 +74,7 @@ class TensorView:
     stream: int | None
 
     def __init__(self, x: Any) -> None:
-        view = self.registry.read(x)
+        view = self.frameworks.read(x)
         for name in ("device", "framework", "header", "native", "note", "pending", "stream"):
             setattr(self, name, getattr(view, name))
 
@@ -202,7 +204,7 @@ class TensorView:
                 )
             if copy:
                 raise BufferError("copy=True is not offered for device memory: copy in the consumer")
-            self.registry.order(self, stream)
+            self.frameworks.make_ready(self, stream)
         if max_version is not None:
             max_version = (int(max_version[0]), int(max_version[1]))
         return capsule_of(header, device, max_version=max_version, copied=bool(copy))
@@ -241,7 +243,7 @@ class TensorView:
         interface = dict(self.header.__array_interface__)
         interface["version"] = 3
         try:
-            interface["stream"] = self.registry.order(self, None)
+            interface["stream"] = self.frameworks.producer_stream(self)
         except DeviceUnavailableError as error:
             raise AttributeError(str(error)) from error
         return interface

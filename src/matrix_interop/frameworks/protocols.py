@@ -16,12 +16,13 @@ from matrix_interop.devices import CPU, Device, device_of_dlpack
 from matrix_interop.dlpack import Capsule, header_of
 from matrix_interop.dtypes import require_plain
 from matrix_interop.errors import (
+    FrameworkNotInstalledError,
     MatrixInteropError,
     UnknownFrameworkError,
     UnsupportedLayoutError,
     UnsupportedTensorError,
 )
-from matrix_interop.frameworks.registry import Framework
+from matrix_interop.frameworks.registry import Framework, device_framework
 from matrix_interop.reasons import Obstacle
 from matrix_interop.view import Pending, TensorView
 
@@ -211,7 +212,11 @@ def read_lists(x: Any) -> TensorView:
 def _view(header: np.ndarray, device: Device = CPU, *, note: str = "", stream: int | None = None) -> TensorView:
     require_plain(header.dtype)
     if not device.is_host:
-        return TensorView.of(header, "", None, device, note=note, stream=stream)
+        try:
+            owner = device_framework(device.type).name
+        except FrameworkNotInstalledError:  # it can still be moved to the host
+            owner = PROTOCOLS.name
+        return TensorView.of(header, owner, None, device, note=note, stream=stream)
     if type(header) is not np.ndarray:
         header = header.view(np.ndarray)
     return TensorView.of(header, "numpy", header, note=note)

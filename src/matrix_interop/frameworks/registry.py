@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 
@@ -25,7 +25,10 @@ from matrix_interop.errors import DeviceUnavailableError, FrameworkNotInstalledE
 from matrix_interop.reasons import Obstacle
 from matrix_interop.view import TensorView
 
-__all__ = ["Framework", "FrameworkInfo", "framework", "framework_name", "frameworks", "read", "register_framework"]
+__all__ = ["Framework", "FrameworkInfo", "device_framework", "framework", "framework_name", "frameworks", "read", "register_framework"]
+
+
+Order = Literal["C", "F"]
 
 
 class Framework(ABC):
@@ -90,13 +93,25 @@ class Framework(ABC):
         """The devices it sees now."""
         return (CPU,)
 
+    def current_device(self) -> Device:
+        """The device on which its next tensor is made unless the user names one; never the host where it has another."""
+        return next((device for device in self.devices() if not device.is_host), CPU)
+
     def current_stream(self, device: Device) -> int:
-        """Handle of its current stream on ``device``: what the caller's next operation runs on."""
+        """Handle of its current stream on ``device``, 1 for the legacy default stream: where its next operation runs."""
         raise DeviceUnavailableError(f"{self.name} has no streams on {device}")
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
         """New uninitialised device memory of its own allocator, dense rows, on its current stream."""
         raise DeviceUnavailableError(f"{self.name} allocates no memory on {device}")
+
+    def written(self, native: Any, stream: int, device: Device) -> Any:
+        """The tensor to hand out for memory of `empty` that was written on ``stream``, its current one."""
+        return native
+
+    def copy(self, native: Any, dtype: np.dtype[Any], order: Order) -> Any:
+        """The values of a device tensor in new memory of its own, on its current stream."""
+        raise DeviceUnavailableError(f"{self.name} computes nothing on a device")
 
     def keep_until(self, native: Any, stream: int, device: Device) -> None:
         """Tell its allocator that ``stream`` reads ``native``, where it has such a call."""
@@ -140,7 +155,9 @@ def framework(which: Any) -> Framework:
 
     Raises `UnknownFrameworkError` (listing the known and the installed) and `FrameworkNotInstalledError`.
     """
-    name = which if isinstance(which, str) else getattr(which, "__name__", "")
+    name = which if isinstance(which, str) else getattr(which, "__name__", None)
+    if not isinstance(name, str) or not name:
+        name = repr(which)
     adapter = _adapters.get(name)
     return adapter if adapter is not None else _load(_import_name(name, which))
 
@@ -223,6 +240,9 @@ def read(x: Any, fill: Any = None) -> TensorView:
     if adapter is None:
         if isinstance(x, TensorView):
             return x
+        view = getattr(x, "_view", None)
+        if isinstance(view, TensorView):  # a Matrix, which this room cannot import
+            return view
         adapter = _find(x)
     return adapter.view(x, fill)
 
@@ -230,7 +250,8 @@ def read(x: Any, fill: Any = None) -> TensorView:
 def _find(x: Any) -> Framework:
     """The adapter that owns ``x`` among frameworks already imported; else the one for protocols."""
     with _lock:
-        for name in _known():
+        known = _known()
+        for name in (*_registered, *(name for name in known if name not in _registered)):
             if name in _registered or name in sys.modules:
                 try:
                     adapter = framework(name)
@@ -246,6 +267,23 @@ def _find(x: Any) -> Framework:
             _by_type.clear()
         _by_type[type(x)] = adapter
         return adapter
+
+
+def device_framework(device_type: str) -> Framework:
+    """Which framework owns device memory that nobody chose one for: the first of those imported, else of those installed.
+
+    Order of preference: registered ones, then torch, CuPy, JAX.  Raises `FrameworkNotInstalledError` where none is.
+    """
+    names = [*_registered, *_BUILT_IN]
+    for name in [n for n in names if n in sys.modules or n in _registered] + [n for n in names if _is_installed(n)]:
+        try:
+            found = framework(name)
+        except FrameworkNotInstalledError:
+            continue
+        if device_type in found.device_types:
+            return found
+    msg = f"no framework here holds {device_type} memory: pip install 'matrix-interop[torch]' or 'matrix-interop[cupy-cuda13]'"
+    raise FrameworkNotInstalledError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,18 +328,3 @@ def _version(name: str) -> str | None:
         return version(packages_distributions().get(name, [name])[0])
     except PackageNotFoundError:
         return None
-
-
-def order(view: TensorView, stream: Any) -> int | None:
-    """Make device memory ready on ``stream``; the stream it is ready on."""
-    raise DeviceUnavailableError(f"no runtime orders work on {view.device}")
-
-
-class _Hooks:
-    """What `TensorView` may call here."""
-
-    read = staticmethod(read)
-    order = staticmethod(order)
-
-
-TensorView.registry = _Hooks()
