@@ -217,11 +217,11 @@ def test_current_device_is_restored_after_a_failure(runtime: CudaRuntime, driver
     assert driver.stack == [FIRST]
 
 
-@pytest.mark.parametrize(("current", "used"), [([SECOND], SECOND), ([0xF0], 0xF0), ([], FIRST)])
-def test_host_memory_takes_the_context_at_hand(
+@pytest.mark.parametrize(("current", "used"), [([SECOND], SECOND), ([0xF1], SECOND), ([], FIRST)])
+def test_host_memory_wakes_no_other_device(
     runtime: CudaRuntime, driver: FakeDriver, current: list[int], used: int
 ) -> None:
-    """Pinning wakes no device where the thread has a context already."""
+    """Pinning uses the device that is current, in its primary context, which outlives others; else the first."""
     driver.stack.extend(current)
     runtime.host_register(0x10000, 4096)
     assert ("cuMemHostRegister", used, (0x10000, 4096, 1)) in driver.calls
@@ -231,7 +231,7 @@ def test_host_memory_prefers_a_device_in_use(runtime: CudaRuntime, driver: FakeD
     """A thread without a context uses that of a device this process already uses, not device 0."""
     runtime.memory_info(1)
     runtime.host_register(0x10000, 4096)
-    assert driver.calls[-2][:2] == ("cuMemHostRegister", SECOND)
+    assert ("cuMemHostRegister", SECOND, (0x10000, 4096, 1)) in driver.calls
 
 
 # Pointers and copies -------------------------------------------------------------------------------

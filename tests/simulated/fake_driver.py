@@ -125,6 +125,9 @@ class FakeDriver:
     def on_cuCtxGetCurrent(self) -> CUcontext:  # noqa: N802
         return CUcontext(self.stack[-1] if self.stack else 0)
 
+    def on_cuCtxGetDevice(self) -> int:  # noqa: N802
+        return self.stack[-1] % 16  # 0xC0 and 0xC1 are the primary contexts, 0xF0 and 0xF1 foreign ones
+
     def on_cuCtxPushCurrent(self, context: int) -> tuple[CUresult]:  # noqa: N802
         self.stack.append(context)
         return (OK,)

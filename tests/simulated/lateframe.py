@@ -178,10 +178,14 @@ class Array:
     def numpy(self) -> np.ndarray:
         """The values, copied to the host once the current stream is done."""
         out = np.empty(self.shape, self.dtype)
-        number = current_stream(self.ordinal)
-        _runtime.launch(lambda: np.copyto(out, self.values()), ordinal=self.ordinal, stream=number)
+        bare, number = self.bare(), current_stream(self.ordinal)
+        _runtime.launch(lambda: np.copyto(out, bare.values()), ordinal=self.ordinal, stream=number)
         _runtime.stream_synchronize(number, self.ordinal)
         return out
+
+    def bare(self) -> Array:
+        """The array without its owner: what a kernel gets, since a pointer keeps nothing alive."""
+        return Array(self.pointer, self.shape, self.strides, self.dtype, self.ordinal, None)
 
     def values(self) -> np.ndarray:
         """The memory as the device sees it: for kernels only."""
@@ -266,7 +270,8 @@ def array(values: Any, device: int | None = None) -> Array:
     """A copy of host values, queued on the current stream; the values are taken at the call."""
     taken = np.array(values)
     out = empty(taken.shape, taken.dtype, device)
-    return launch(out, lambda: np.copyto(out.values(), taken))
+    bare = out.bare()
+    return launch(out, lambda: np.copyto(bare.values(), taken))
 
 
 def from_dlpack(x: Any) -> Array:
@@ -285,12 +290,14 @@ def record_stream(x: Array, number: int) -> None:
 
 def fill_late(x: Array, value: Any) -> Array:
     """A slow kernel that fills ``x``."""
-    return launch(x, lambda: x.values().fill(value), ticks=SLOW)
+    bare = x.bare()
+    return launch(x, lambda: bare.values().fill(value), ticks=SLOW)
 
 
 def copy_late(out: Array, x: Array) -> Array:
     """A slow kernel that copies ``x`` into ``out``."""
-    return launch(out, lambda: np.copyto(out.values(), x.values()), ticks=SLOW)
+    target, source = out.bare(), x.bare()
+    return launch(out, lambda: np.copyto(target.values(), source.values()), ticks=SLOW)
 
 
 def launch(out: Array, run: Callable[[], None], ticks: int | None = None) -> Array:
@@ -303,11 +310,12 @@ def apply(function: Callable[..., Any], *operands: Any, **keywords: Any) -> Arra
     """A NumPy function of arrays (the first is one of ours), run late on the device."""
     model = function(*(np.ones(x.shape, x.dtype) if isinstance(x, Array) else x for x in operands), **keywords)
     out = empty(model.shape, model.dtype, operands[0].ordinal)
+    target, sources = out.bare(), [x.bare() if isinstance(x, Array) else x for x in operands]
 
     def run() -> None:
-        inputs = (x.values() if isinstance(x, Array) else x for x in operands)
+        inputs = (x.values() if isinstance(x, Array) else x for x in sources)
         with np.errstate(all="ignore"):
-            np.copyto(out.values(), function(*inputs, **keywords))
+            np.copyto(target.values(), function(*inputs, **keywords))
 
     return launch(out, run)
 

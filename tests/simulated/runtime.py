@@ -351,9 +351,9 @@ class SimulatedRuntime:
 
     def _finish(self, target: Iterable[_Work]) -> None:
         """Block the caller until the work is done."""
-        for work in target:
-            while not work.done:
-                self._run(lambda work=work: self._next_for(work), 8)
+        left = list(target)
+        while left := [work for work in left if not work.done]:
+            self._run(lambda left=left: self._next_for(left), 8)
         if self._broken is not None:
             msg = f"simulated device: queued work failed: {self._broken}"
             raise DeviceUnavailableError(msg) from self._broken
@@ -385,14 +385,14 @@ class SimulatedRuntime:
         ready = [work for work in heads if not work.pending()]
         return self._random.choice(ready) if ready else None
 
-    def _next_for(self, work: _Work) -> _Work | None:
-        """The work that must run next before ``work`` can be done. It is there: nothing waits for later work."""
-        if work.done:
-            return None
-        head = work.stream.queue[0]
-        while pending := head.pending():
-            head = self._random.choice(pending).stream.queue[0]
-        return head
+    def _next_for(self, target: list[_Work]) -> _Work | None:
+        """Work that must run now before the target can be done. It is there: nothing waits for later work."""
+        while target := [work for work in target if not work.done]:
+            head = self._random.choice(target).stream.queue[0]
+            target = head.pending()
+            if not target:
+                return head
+        return None
 
 
 def _nothing() -> None:

@@ -116,16 +116,16 @@ class CudaRuntime:
 
     # Host memory -------------------------------------------------------------------------------
     def host_alloc(self, nbytes: int) -> int:
-        return int(self._call_anywhere("cuMemHostAlloc", nbytes, self._api.CU_MEMHOSTALLOC_PORTABLE))
+        return int(self.call_on(self._any_device(), "cuMemHostAlloc", nbytes, self._api.CU_MEMHOSTALLOC_PORTABLE))
 
     def host_free(self, address: int) -> None:
-        self._call_anywhere("cuMemFreeHost", address)
+        self.call_on(self._any_device(), "cuMemFreeHost", address)
 
     def host_register(self, address: int, nbytes: int) -> None:
-        self._call_anywhere("cuMemHostRegister", address, nbytes, self._api.CU_MEMHOSTREGISTER_PORTABLE)
+        self.call_on(self._any_device(), "cuMemHostRegister", address, nbytes, self._api.CU_MEMHOSTREGISTER_PORTABLE)
 
     def host_unregister(self, address: int) -> None:
-        self._call_anywhere("cuMemHostUnregister", address)
+        self.call_on(self._any_device(), "cuMemHostUnregister", address)
 
     # Device memory -----------------------------------------------------------------------------
     def device_alloc(self, nbytes: int, ordinal: int) -> int:
@@ -266,11 +266,11 @@ class CudaRuntime:
         if stream <= _LAST_NAMED_STREAM or getattr(self._api, name)(*args, handle)[0]:
             self.call_on(ordinal, name, *args, handle)
 
-    def _call_anywhere(self, name: str, *args: Any) -> Any:
-        """Call what needs a context but cares not which: the thread's own, else one that is in use already."""
-        if int(self.call("cuCtxGetCurrent")):
-            return self.call(name, *args)
-        return self.call_on(next(iter(self._contexts), 0), name, *args)
+    def _any_device(self) -> int:
+        """A device for what needs a context but cares not which: one in use here, else the thread's, else the first."""
+        if self._contexts:
+            return next(iter(self._contexts))
+        return int(self.call("cuCtxGetDevice")) if int(self.call("cuCtxGetCurrent")) else 0
 
     def _device(self, ordinal: int) -> Any:
         if not 0 <= ordinal < self._count:
