@@ -10,11 +10,11 @@ import numpy as np
 from matrix_interop.devices import CPU, Device
 from matrix_interop.dlpack import header_of
 from matrix_interop.errors import DeviceUnavailableError
-from matrix_interop.frameworks.registry import Framework
+from matrix_interop.frameworks.registry import Framework, Order, register_framework
 from matrix_interop.reasons import Obstacle, Reason
 from matrix_interop.view import TensorView
 from simulated import lateframe
-from simulated.runtime import DEVICE_TYPE
+from simulated.runtime import DEVICE_TYPE, SimulatedRuntime
 
 
 class LateframeFramework(Framework):
@@ -56,11 +56,25 @@ class LateframeFramework(Framework):
     def devices(self) -> tuple[Device, ...]:
         return tuple(Device(DEVICE_TYPE, index) for index in range(lateframe.device_count()))
 
+    def current_device(self) -> Device:
+        return Device(DEVICE_TYPE, lateframe.current_device())
+
     def current_stream(self, device: Device) -> int:
         return lateframe.current_stream(device.index)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> lateframe.Array:
         return lateframe.empty(shape, dtype, device.index)
 
+    def copy(self, native: lateframe.Array, dtype: np.dtype[Any], order: Order) -> lateframe.Array:
+        flip = order == "F"
+        out = lateframe.empty(native.shape[::-1] if flip else native.shape, dtype, native.ordinal)
+        return lateframe.copy_late(out.T if flip else out, native)
+
     def keep_until(self, native: lateframe.Array, stream: int, device: Device) -> None:
         lateframe.record_stream(native, stream)
+
+
+def install(seed: int, devices: int = 2) -> SimulatedRuntime:
+    """Simulated devices whose order follows from ``seed``, and lateframe on them, known to matrix_interop."""
+    register_framework(LateframeFramework.name, LateframeFramework)
+    return lateframe.use(SimulatedRuntime(seed, devices))
