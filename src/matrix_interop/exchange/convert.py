@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from matrix_interop.devices import CPU, as_device
+from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.exchange.plan import CopyPlan, Order, decide
 from matrix_interop.frameworks.registry import Framework, framework, read
 from matrix_interop.memory.host import aligned_empty
+from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
 from matrix_interop.view import TensorView
+
+# Device code is imported where a device comes in, so that host work does not wait for it.
 
 __all__ = ["convert", "copy_to", "native_of", "plan", "resolve", "to_framework"]
 
@@ -83,8 +86,34 @@ def plan_for(
     share_readonly: bool = False,
 ) -> CopyPlan:
     """`plan` for a view and an adapter."""
-    _require_host(view, device)
-    return decide(view, target, dtype=dtype, order=order, share_readonly=share_readonly, requested=True)
+    place = place_of(view, target, device)
+    return decide(
+        view, target, place=place, dtype=dtype, order=order, share_readonly=share_readonly, requested=True
+    )
+
+
+def place_of(view: TensorView, target: Framework, device: Any) -> Device:
+    """The device of the result of a conversion: the one named, else the view's, else the target's current one.
+
+    Raises `DeviceUnavailableError` where the target has no tensors on it, or it is not there.
+    """
+    types = target.device_types
+    if device is None:
+        if view.device.type in types:
+            return view.device
+        return CPU if types == ("cpu",) else target.current_device()
+    place = as_device(device)
+    if place.type not in types:
+        raise DeviceUnavailableError(f"{target.name} has tensors on {', '.join(types)} only, not on {place}")
+    if place == view.device:
+        return place
+    if str(device) == place.type and not place.is_host:  # "cuda" without a number
+        current = target.current_device()
+        place = current if current.type == place.type else place
+    if not place.is_host and place.index >= (count := get_runtime(place.type).device_count()):
+        names = ", ".join(f"{place.type}:{index}" for index in range(count))
+        raise DeviceUnavailableError(f"there is no device {place}: this process sees {names}")
+    return place
 
 
 def to_framework(
@@ -99,14 +128,27 @@ def to_framework(
     share_readonly: bool = False,
 ) -> Any:
     """`convert` for a view and an adapter."""
-    _require_host(view, device)
-    if dtype is None and order is None and copy is not True and view.pending is None:
+    place = place_of(view, target, device)
+    on_host = place is CPU and view.device is CPU
+    if dtype is None and order is None and copy is not True and view.pending is None and place == view.device:
+        # The fast path asks what the plan asks, without collecting reasons.
         if view.framework == target.name and view.native is not None:
-            return target.alias(view.native)
-        native = target.quick(view.header)
-        if native is not None:
-            return native
-    made = decide(view, target, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)
+            if on_host:
+                return target.alias(view.native)
+            from matrix_interop.exchange.moves import share
+
+            return share(view, target, stream)
+        if on_host:
+            native = target.quick(view.header)
+            if native is not None:
+                return native
+    made = decide(
+        view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly
+    )
+    if not on_host:
+        from matrix_interop.exchange.moves import carry_out
+
+        return carry_out(view, target, made, stream)
     if made.zero_copy and view.framework == target.name and view.native is not None:
         return target.alias(view.native)
     return target.wrap(resolve(view, made))
@@ -141,16 +183,12 @@ def native_of(view: TensorView) -> Any:
         return view.native
     target = framework(view.framework)
     made = decide(view, target)
-    native = target.wrap(resolve(view, made))
+    if view.device is CPU:
+        native = target.wrap(resolve(view, made))
+    else:
+        from matrix_interop.exchange.moves import carry_out
+
+        native = carry_out(view, target, made, None)
     if made.zero_copy:
         view.native = native
     return native
-
-
-def _require_host(view: TensorView, device: Any) -> None:
-    if device is not None and as_device(device) != view.device:
-        raise DeviceUnavailableError(
-            f"cannot move {view.device} memory to {as_device(device)}: no runtime for it in this version"
-        )
-    if view.device != CPU:
-        raise DeviceUnavailableError(f"no runtime reads {view.device} memory in this version")

@@ -82,20 +82,22 @@ def decide(
     view: TensorView,
     target: Framework,
     *,
+    place: Device | None = None,
     dtype: Any = None,
     order: Order | None = None,
     copy: bool | None = None,
     share_readonly: bool = False,
     requested: bool = False,
 ) -> CopyPlan:
-    """The plan that brings host memory into ``target``; nothing is read or written.
+    """The plan that brings a view into ``target``; nothing is read or written.
 
-    ``copy``: None if it must, False never, True always.  ``requested``: the caller asked for a copy by
+    ``place``: the device of the result, None: that of the view.      ``copy``: None if it must, False never, True always.  ``requested``: the caller asked for a copy by
     name (`astype`, `take`), which `forbid_copies` allows.  New memory is in native byte order.  Raises
     `CopyRequiredError` with the plan where a copy is forbidden, `UnsupportedDtypeError` where the target
     cannot hold the dtype and `UnsupportedLayoutError` where it has no such order.
     """
     header = view.header
+    place = view.device if place is None else place
     wanted = header.dtype if dtype is None else as_dtype(dtype).newbyteorder("=")
     own = view.framework == target.name and view.native is not None  # its tensor is there, so nothing is in its way
     if not own or wanted != header.dtype:
@@ -114,6 +116,8 @@ def decide(
         found.append((Reason.ORDER, f"order {order!r} was asked for"))
     if copy:
         found.append((Reason.REQUESTED, "copy=True"))
+    if place != view.device:
+        found.insert(0, (Reason.DEVICE, f"{view.device} memory to {place}"))
     if not found and not own:
         obstacle = target.obstacle(header, share_readonly=share_readonly)
         if obstacle is not None:
@@ -121,10 +125,8 @@ def decide(
     result_order = _order_of_copy(header, order, target) if found else _order_of(header)
     steps = []
     if found:
-        made = wanted.newbyteorder("=")
-        text = "; ".join(text for _, text in found)
-        steps.append(Step("copy", header.size * made.itemsize, tuple(reason for reason, _ in found), text))
-        wanted = made
+        wanted = wanted.newbyteorder("=")
+        steps.extend(_copies(view, place, wanted, result_order, found))
     elif view.note:
         grad = (Reason.GRAD,) if "graph" in view.note else ()
         steps.append(Step("share", 0, grad, f"{_same(view, target)}; {view.note}"))
@@ -132,17 +134,48 @@ def decide(
         steps.append(Step("share", 0, (), _same(view, target)))
     plan = CopyPlan(
         describe(view),
-        f"{target.name} {wanted} on {view.device}",
+        f"{target.name} {wanted} on {place}",
         tuple(steps),
         header.shape,
         wanted,
         result_order,
-        view.device,
+        place,
     )
     allowed = requested or copy or not found
     if not allowed and (copy is False or copies_forbidden()):
         refuse(plan, "copy=False" if copy is False else "forbid_copies()")
     return plan
+
+
+def _copies(
+    view: TensorView, place: Device, wanted: np.dtype[Any], order: Order, found: list[tuple[Reason, str]]
+) -> list[Step]:
+    """The steps that write new memory: one copy within a memory, or a move, after packing where a device must."""
+    reasons, text = tuple(reason for reason, _ in found), "; ".join(text for _, text in found)
+    nbytes = view.size * wanted.itemsize
+    if place == view.device:
+        return [Step("copy", nbytes, reasons, text)]
+    dtype, packs = travels_as(view, place, wanted, order)
+    if not packs:
+        return [Step("move", nbytes, reasons, text)]
+    packing = f"packed on {view.device} into dense {dtype}, order {order!r}, before it moves"
+    pack = Step("copy", view.size * dtype.itemsize, reasons[1:] or (Reason.STRIDES,), packing)
+    return [pack, Step("move", nbytes, reasons, text)]
+
+
+def travels_as(
+    view: TensorView, place: Device, wanted: np.dtype[Any], order: Order
+) -> tuple[np.dtype[Any], bool]:
+    """In which dtype the bytes of ``view`` go to another memory, and whether its device packs them first.
+
+    The host packs and converts while it fills or empties the chunks of a transfer.  A device packs what is not
+    dense in the order of the result, and converts where that makes the bytes fewer or the host takes no part.
+    """
+    if view.device.is_host:
+        return wanted, False
+    smaller = wanted.itemsize < view.itemsize
+    dtype = wanted if smaller or not place.is_host else view.dtype
+    return dtype, dtype != view.dtype or not view.header.flags[order]
 
 
 def refuse(plan: CopyPlan, who: str) -> None:

@@ -53,6 +53,7 @@ class JaxFramework(Framework):
 
     name = "jax"
     device_types = ("cpu", "cuda")
+    orders_itself = True
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)

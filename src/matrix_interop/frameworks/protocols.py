@@ -35,6 +35,7 @@ class ProtocolFramework(Framework):
     """Not a framework: the reader of last resort. Nothing is ever wrapped into it."""
 
     name = "protocols"
+    computes = False
 
     def owns(self, x: Any) -> bool:
         return True

@@ -40,6 +40,10 @@ class Framework(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
     #: The only memory order it can describe, or None where it describes strides.
     only_order: ClassVar[str | None] = None
+    #: True where its tensors can be copied and computed with on a device.
+    computes: ClassVar[bool] = True
+    #: True where `wrap` itself waits for device data, on a stream that only the framework knows.
+    orders_itself: ClassVar[bool] = False
 
     # Reading -----------------------------------------------------------------------------------
     @abstractmethod
