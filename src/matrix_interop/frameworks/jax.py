@@ -85,7 +85,7 @@ class JaxFramework(Framework):
         native = dtype.newbyteorder("=")
         if native not in DLPACK_OF_DTYPE:
             return f"jax has no {dtype}: ask for dtype='float32'"
-        if native in _NARROWED and not cast(Any, jax.config).jax_enable_x64:
+        if _is_cut(native):
             narrow = native.str[1] + str(native.itemsize // 2)
             return (
                 f"jax would cut {native} to 32 bits: ask for dtype='{np.dtype(narrow)}' if that is meant, "
@@ -116,7 +116,9 @@ class JaxFramework(Framework):
         return jax.dlpack.from_dlpack(_Capsule(header, device, owner))
 
     def alias(self, native: Any) -> Any:
-        return native.addressable_data(0)  # a new object; DLPack would cut 64-bit types while x64 is off
+        if _is_cut(native.dtype):  # DLPack would cut it as well; this object ends with native.delete()
+            return jax.make_array_from_single_device_arrays(native.shape, native.sharding, [native])
+        return jax.dlpack.from_dlpack(native)
 
     def item(self, native: Any, key: Any) -> Any:
         return None  # indexing copies in JAX: the caller goes by memory, which shares where that is aligned
@@ -147,6 +149,11 @@ class JaxFramework(Framework):
 
 def _jax_device(device: Device) -> Any:
     return jax.devices("cpu" if device.is_host else device.type)[device.index]
+
+
+def _is_cut(dtype: np.dtype[Any]) -> bool:
+    """True for 64-bit types while x64 is off: JAX makes 32 bits of them without a word."""
+    return dtype in _NARROWED and not cast(Any, jax.config).jax_enable_x64
 
 
 def _axes_by_stride(header: np.ndarray) -> list[int]:

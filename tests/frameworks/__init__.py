@@ -1,0 +1,1 @@
+"""The suites over all frameworks, the table they run over, and the toy framework."""
