@@ -9,7 +9,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import index
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from matrix_interop.runtime import Runtime
 
 __all__ = ["PinnedArena"]
 
-_POLICIES: Final[dict[str, type[Policy]]] = {"bounded": Bounded, "none": Uncached, "remap": Remap}
+_POLICIES: Final[dict[str, Callable[[], Policy]]] = {"bounded": Bounded, "none": Uncached, "remap": Remap}
 
 #: Seconds that getting one byte of fresh pinned memory takes, about (ceilings: 43 to 56 ms a GB), and one call.
 _GROWTH_S_PER_BYTE: Final = 50e-12
@@ -105,34 +106,32 @@ class PinnedArena:
         _arenas.add(self)
 
     # Blocks ------------------------------------------------------------------------------------
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
-        """An uninitialised C-ordered array of the arena's memory, aligned to 256 bytes.
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, order: Literal["C", "F"] = "C"
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """An uninitialised array of the arena's memory, aligned to 256 bytes.
 
         It goes back to the arena when its last view dies. Raises PinnedLimitError when the limit leaves no room,
         ClosedError after `close` or in a forked child.
         """
-        kind = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
-        if kind.hasobject:
-            msg = f"dtype {kind} holds Python objects, which cannot live in an arena: copy to a plain dtype first"
-            raise UnsupportedDtypeError(msg)
-        if not isinstance(shape, tuple):
-            shape = (shape,)
-        nbytes = math.prod(shape) * kind.itemsize
-        if nbytes < 0:
-            msg = f"negative dimensions are not allowed: shape {shape}"
-            raise ValueError(msg)
-        return np.ndarray(shape, kind, self._block(nbytes, staging=False))
+        shape, kind, nbytes = _layout(shape, dtype)
+        return np.ndarray(shape, kind, self._block(nbytes, staging=False), 0, None, order)
 
-    def result(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, np.dtype[Any]]:
-        """`empty` while live results stay within ``result_bytes`` and the limit, else ordinary memory."""
-        kind = np.dtype(dtype)
-        if self._results + math.prod(shape) * kind.itemsize <= self._result_bytes:
+    def result(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, order: Literal["C", "F"] = "C"
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """`empty` while live results stay within ``result_bytes`` and the limit, else ordinary memory.
+
+        Large ordinary arrays get huge pages, as NumPy's own do.
+        """
+        shape, kind, nbytes = _layout(shape, dtype)
+        if self._results + nbytes <= self._result_bytes:
             try:
-                return self.empty(shape, kind)
+                return np.ndarray(shape, kind, self._block(nbytes, staging=False), 0, None, order)
             except PinnedLimitError:
                 pass  # results have no right to pinned memory
         self._ordinary_results += 1
-        return aligned_empty(shape, kind)
+        return aligned_empty(shape, kind, order)
 
     def block(self, nbytes: int) -> Block:
         """``nbytes`` for a pipeline of our own: give them back by `release`, with the events they wait for.
@@ -155,7 +154,6 @@ class PinnedArena:
             if live is None or live() is not block:
                 msg = f"the block at {block.address:#x} is not in use in this arena: was it released already?"
                 raise ValueError(msg)
-            # The weak reference goes with it, so its callback never runs.
             del self._live[block.address]
             if not live.staging:
                 self._results -= live.nbytes
@@ -195,19 +193,22 @@ class PinnedArena:
         if self._end == "forked":
             return
         with self._growing:
-            with self._lock:
-                self._end, self._first = "closed", None
-                self._reap(thorough=True)
-            while self._waiting.nbytes and self._wait_for_one():
-                pass
-            for store in self._stores:
-                store.close()
+            self._close()
             self._need_janitor()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._end, self._first = "closed", None
+            self._reap(thorough=True)
+        while self._wait_for_one():
+            pass
+        for store in self._stores:
+            store.close()
 
     def __del__(self) -> None:
         # No block is alive, for each holds its arena. At exit the system takes everything back by itself.
-        if not sys.is_finalizing() and getattr(self, "_stores", None):
-            self.close()
+        if not sys.is_finalizing() and getattr(self, "_end", "forked") != "forked":
+            self._close()
 
     def __repr__(self) -> str:
         names = "+".join(store.upstream.name for store in self._stores) or "not used yet"
@@ -219,8 +220,9 @@ class PinnedArena:
         with self._lock:
             store = self._first
             if store is not None:
-                if self._waiting.dead or self._waiting.nbytes:
-                    self._reap(thorough=False)
+                waiting = self._waiting
+                if waiting.dead or waiting.nbytes:
+                    self._results -= waiting.reap(self._live, thorough=False)
                 size = store.round(nbytes)
                 if staging or self._results + size <= self._results_limit:
                     address = store.take(size)
@@ -228,7 +230,7 @@ class PinnedArena:
                         self._results += size
         if address is None or store is None:
             store, address, size = self._slow(nbytes, staging=staging)
-        block = Block.from_address(address)
+        block: Block = Block.from_address(address)
         block.arena = self
         block.nbytes = nbytes
         block.pinned = store.upstream.pinned
@@ -243,17 +245,16 @@ class PinnedArena:
             self._refuse_if_over()
             self._wait_briefly(nbytes)
             while True:
-                if staging or self._results + nbytes <= self._results_limit:
-                    found = self._find(nbytes)
-                    if found is not None:
-                        size = found[2]
-                        with self._lock:
-                            self._results += 0 if staging else size
-                            self._peak_reserved = max(self._peak_reserved, self._reserved())
-                        self._need_janitor()
-                        return found
+                found = self._find(nbytes) if staging or self._results + nbytes <= self._results_limit else None
+                if found is not None:
+                    break
                 if not self._wait_for_one():
                     raise self._limit_error(nbytes, staging=staging)
+            with self._lock:
+                self._results += 0 if staging else found[2]
+                self._peak_reserved = max(self._peak_reserved, self._reserved())
+            self._need_janitor()
+            return found
 
     def _find(self, nbytes: int) -> tuple[Store, int, int] | None:
         """Place or grow in the first store that can; None at the limit. MemoryError when every upstream refuses."""
@@ -417,6 +418,19 @@ class PinnedArena:
     def forked(self) -> bool:
         """Whether this is the dead copy in a child process."""
         return self._end == "forked"
+
+
+def _layout(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape as Python integers, dtype, and bytes."""
+    kind = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
+    if kind.hasobject:
+        msg = f"dtype {kind} holds Python objects, which cannot live in an arena: use a dtype of plain numbers"
+        raise UnsupportedDtypeError(msg)
+    dims = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
+    if dims and min(dims) < 0:
+        msg = f"negative dimensions are not allowed: shape {dims}"
+        raise ValueError(msg)
+    return dims, kind, math.prod(dims) * kind.itemsize
 
 
 #: Every arena, so that a forked child can tell its copies that they are dead.

@@ -52,20 +52,38 @@ class HunkStore:
         self._ends: dict[int, int] = {}
         self._by_size: list[int] = []
         self._blocks: dict[int, tuple[int, Hunk]] = {}
+        #: The block freed last, kept whole for the next request: staging asks for one size again and again.
+        self._last: int | None = None
+        self._last_nbytes = 0
 
     def round(self, nbytes: int) -> int:
         return (nbytes + self._mask) & ~self._mask or self._mask + 1
 
     def take(self, nbytes: int) -> int | None:
+        if nbytes == self._last_nbytes:
+            address, self._last, self._last_nbytes = self._last, None, 0
+            self.used += nbytes
+            return address
         return None if self._eager else self._place(nbytes)
 
     def give(self, address: int) -> None:
-        nbytes, hunk = self._blocks.pop(address)
+        nbytes = self._blocks[address][0]
         self.used -= nbytes
+        self._merge_last()
+        self._last, self._last_nbytes = address, nbytes
+        if self._eager or self._first_fit:  # which reuse a block only where their own rule finds it
+            self._merge_last()
+
+    def _merge_last(self) -> None:
+        """Let the block freed last go back among the free spans of its hunk."""
+        if self._last is None:
+            return
+        start, self._last, self._last_nbytes = self._last, None, 0
+        nbytes, hunk = self._blocks.pop(start)
         hunk.used -= nbytes
         if not hunk.used:
             hunk.idle_since = time.monotonic()
-        start, end = address, address + nbytes
+        end = start + nbytes
         after = self._free.get(end)
         if after is not None and after[1] is hunk:
             self._drop(end)
@@ -78,6 +96,7 @@ class HunkStore:
 
     def unused(self) -> list[Hunk]:
         """Hunks without a block, oldest address first."""
+        self._merge_last()
         return sorted((hunk for hunk in self.hunks if not hunk.used), key=lambda hunk: hunk.address)
 
     def grow(self, nbytes: int, room: int) -> int:
@@ -125,6 +144,7 @@ class HunkStore:
 
     # Placing -----------------------------------------------------------------------------------
     def _place(self, nbytes: int) -> int | None:
+        self._merge_last()
         if self._first_fit:
             start = min((start for start, (size, _) in self._free.items() if size >= nbytes), default=None)
             return None if start is None else self._cut(start, nbytes)
@@ -146,7 +166,8 @@ class HunkStore:
         insort(self._by_size, (end - start) << _SHIFT | start)
 
     def _drop(self, start: int) -> tuple[int, Hunk]:
-        size, hunk = span = self._free.pop(start)
+        span = self._free.pop(start)
+        size = span[0]
         del self._ends[start + size]
         del self._by_size[bisect_left(self._by_size, size << _SHIFT | start)]
         return span

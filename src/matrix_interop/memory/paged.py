@@ -18,7 +18,7 @@ from matrix_interop.memory.host import ALIGNMENT
 from matrix_interop.memory.policies import Bounded, Counters, NoRoomError, Store
 from matrix_interop.memory.upstreams import REFUSALS, PagedUpstream, Upstream, is_paged
 
-__all__ = ["PageStore", "Remap"]
+__all__ = ["PageStore", "Remap", "page_size"]
 
 _MIB: Final = 1 << 20
 _SHIFT: Final = 57
@@ -33,12 +33,12 @@ _USED: Final = 2
 class Remap:
     """Policy "remap": a `PageStore` where the upstream can move pages, else "bounded".
 
-    ``page`` is the size of a page in bytes, a power of two; by default the largest that divides the arena's limit into
-    256 or more, from 2 to 64 MiB. Small pages fit tighter, large ones move faster.
+    ``page`` is the size of a page in bytes, by default `page_size` of the arena's limit. Small pages fit tighter, large
+    ones move faster.
     """
 
     name = "remap"
-    upstreams = ("virtual", "registered", "host_alloc", "ordinary")
+    upstreams: tuple[str, ...] = ("virtual", "registered", "host_alloc", "ordinary")
 
     def __init__(self, page: int | None = None) -> None:
         self._page = page
@@ -46,10 +46,13 @@ class Remap:
     def store(self, upstream: Upstream, lock: threading.Lock, limit: int) -> Store:
         if not is_paged(upstream):
             return Bounded().store(upstream, lock, limit)
-        page = self._page or 1 << max(1, limit // 256).bit_length() - 1
-        if self._page is None:
-            page = min(max(page, 2 * _MIB), 64 * _MIB)
-        return PageStore(upstream, lock, limit, max(page, upstream.granularity))
+        page = self._page or page_size(limit)
+        return PageStore(upstream, lock, limit, -(-page // upstream.granularity) * upstream.granularity)
+
+
+def page_size(limit: int) -> int:
+    """For an arena of ``limit`` bytes, the largest power of two that it holds 256 of, from 2 to 64 MiB; less if tiny."""
+    return min(max(1 << max(1, limit // 256).bit_length() - 1, 2 * _MIB), 64 * _MIB, limit // 4)
 
 
 class PageStore:

@@ -130,7 +130,7 @@ class Bounded(HunkPolicy):
 
     name = "bounded"
     slack: ClassVar[float] = 1 / 16
-    #: Bytes. Of 8 to 64 MiB, 40 gives the fewest stalls for the memory on all traces of `bench arena`.
+    #: Bytes. Of 8 to 64 MiB, 40 is the best trade of stalls against memory over the traces of `bench arena`.
     hunk: ClassVar[int] = 40 << 20
 
     def grow(self, held: HunkStore, nbytes: int) -> Growth:

@@ -51,22 +51,29 @@ class Waiting:
         Asks only about the oldest entries, unless ``thorough``.
         """
         results = 0
-        while self.dead:
-            block = self.dead.popleft()
+        dead = self.dead
+        while dead:
+            block = dead.popleft()
+            if live.get(block.address) is not block:
+                continue  # released before it died
             del live[block.address]
-            self.nbytes += block.nbytes
             if not block.staging:
                 results += block.nbytes
-            self._unrecorded.append(block)
+            if self.runtime is None:
+                block.store.give(block.address)
+            else:
+                self.nbytes += block.nbytes
+                self._unrecorded.append(block)
+        if self.nbytes:
+            self._poll(thorough=thorough)
+        return results
+
+    def _poll(self, *, thorough: bool) -> None:
         if self._unrecorded:
             events = self._record()
             if events is not None:
-                entry = Entry(events, self._unrecorded)
+                self._ordered.append(Entry(events, self._unrecorded))
                 self._unrecorded = []
-                if events:
-                    self._ordered.append(entry)
-                else:
-                    self.give(entry)
         while self._ordered and self._done(self._ordered[0]):
             self.give(self._ordered.popleft())
         while self._released and self._done(self._released[0]):
@@ -78,7 +85,6 @@ class Waiting:
                     self.give(entry)
                 else:
                     self._released.append(entry)
-        return results
 
     def pop(self) -> Entry | None:
         """An entry to `wait` for and then to `give`; nobody else gives it."""
