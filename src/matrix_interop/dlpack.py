@@ -15,6 +15,7 @@ Source of the structures: dlpack.h 1.3 (``DLTensor``, ``DLManagedTensor``, ``DLM
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any, Final
 
 import numpy as np
@@ -23,12 +24,14 @@ from matrix_interop.devices import CPU, HOST_CODES, Device, device_of_dlpack
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, DTYPE_OF_DLPACK, carrier
 from matrix_interop.errors import MatrixInteropError, UnsupportedDtypeError, UnsupportedTensorError
 
-__all__ = ["Capsule", "capsule_of", "header_of"]
+__all__ = ["MAX_NDIM", "Capsule", "capsule_of", "check_extent", "header_of"]
 
 #: Highest rank NumPy describes.
 MAX_NDIM: Final = 64
 _INT64_MAX: Final = 2**63 - 1
-_READ_ONLY, _IS_COPIED = 1, 2
+_IS_COPIED: Final = 2
+#: From this minor version on the header knows type codes above that of bool.
+_MINOR_OF_EXTENSIONS: Final = 1
 
 
 class _Device(ctypes.Structure):
@@ -74,6 +77,15 @@ _is_valid.restype = ctypes.c_int
 _is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
+#: Held while a foreign capsule is read, and while its labels differ from what its producer wrote: one capsule may
+#: be handed to two threads. Re-entrant, because the garbage collector may run a finaliser that exchanges tensors.
+_reading: Final = threading.RLock()
+
+
+def _is_unused(capsule: Any) -> bool:
+    return bool(_is_valid(capsule, b"dltensor_versioned") or _is_valid(capsule, b"dltensor"))
+
+
 class Capsule:
     """One unused capsule of either form, its fields checked as far as that needs no dereference.
 
@@ -87,6 +99,10 @@ class Capsule:
 
     def __init__(self, capsule: Any, producer: str) -> None:
         self._capsule = capsule
+        with _reading:
+            self._read(capsule, producer)
+
+    def _read(self, capsule: Any, producer: str) -> None:
         if _is_valid(capsule, b"dltensor_versioned"):
             versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned") or 0)
             if versioned.major != 1:
@@ -99,7 +115,8 @@ class Capsule:
             self._managed = _Managed.from_address(_get_pointer(capsule, b"dltensor") or 0)
             self.copied = False
         else:
-            raise _broken(producer, f"its __dlpack__ gave {capsule!r}, which is not an unused DLPack capsule")
+            what = type(capsule).__qualname__
+            raise _broken(producer, f"its __dlpack__ gave a {what} that is not an unused DLPack capsule")
         self._check(producer)
 
     def _check(self, producer: str) -> None:
@@ -122,37 +139,15 @@ class Capsule:
             raise _broken(producer, f"{tensor.ndim} dimensions; 0 to {MAX_NDIM} can be described")
         if tensor.ndim and not tensor.shape:
             raise _broken(producer, f"no shape for {tensor.ndim} dimensions")
-        shape = tensor.shape[: tensor.ndim] if tensor.ndim else []
-        if any(n < 0 for n in shape):
-            raise _broken(producer, f"a negative length in shape {tuple(shape)}")
-        if 0 in shape:
-            return
+        shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
         size = self._dtype.itemsize
+        strides = None  # legal before version 1.2
         if tensor.ndim and tensor.strides:
-            steps = [step if n > 1 else 0 for n, step in zip(shape, tensor.strides[: tensor.ndim], strict=True)]
-        else:  # NULL strides: dense rows, legal before version 1.2
-            steps = [0] * tensor.ndim
-            dense = 1
-            for axis in reversed(range(tensor.ndim)):
-                steps[axis] = dense
-                dense *= shape[axis]
-        above = sum(step * (n - 1) for n, step in zip(shape, steps, strict=True) if step > 0) * size
-        below = sum(step * (n - 1) for n, step in zip(shape, steps, strict=True) if step < 0) * size
-        elements = 1
-        for n in shape:
-            elements *= n
-        if max(elements * size, above + size, -below) > _INT64_MAX:
-            raise _broken(
-                producer,
-                f"shape {tuple(shape)} with strides {tuple(steps)} of {size}-byte items spans more than 2**63 bytes",
-            )
-        if not tensor.data:
-            raise _broken(producer, f"no memory behind shape {tuple(shape)} (a meta, fake or freed tensor)")
-        start = tensor.data + tensor.byte_offset
-        if not 0 < start + below <= start + above + size < 2**64:
-            raise _broken(
-                producer, f"byte_offset {tensor.byte_offset} and strides {tuple(steps)} lead out of the address space"
-            )
+            strides = tuple(step * size for step in tensor.strides[: tensor.ndim])
+        try:
+            check_extent(tensor.data + tensor.byte_offset if tensor.data else 0, shape, strides, size)
+        except ValueError as error:
+            raise _broken(producer, str(error)) from None
 
     def header(self) -> np.ndarray:
         """The memory as an ndarray that owns the capsule; the writeable flag follows the READ_ONLY flag.
@@ -161,15 +156,48 @@ class Capsule:
         device memory the array is a header: compute views of it, never read through it.
         """
         tensor = self._managed.tensor
-        code, index, kind = tensor.device.code, tensor.device.index, tensor.dtype.code
         label = carrier(self._dtype)
-        tensor.device.code, tensor.device.index = CPU.dlpack
-        tensor.dtype.code = DLPACK_OF_DTYPE[label][0]
-        try:
-            array = np.from_dlpack(_Offer(self._capsule))
-        finally:  # the struct stays alive behind the array: leave it as its producer wrote it
-            tensor.device.code, tensor.device.index, tensor.dtype.code = code, index, kind
+        relabelled = (*CPU.dlpack, DLPACK_OF_DTYPE[label][0])
+        with _reading:
+            written = (tensor.device.code, tensor.device.index, tensor.dtype.code)
+            if not _is_unused(self._capsule):
+                raise UnsupportedTensorError("a DLPack capsule was consumed by someone else while it was read")
+            if written != relabelled:
+                tensor.device.code, tensor.device.index, tensor.dtype.code = relabelled
+            try:
+                array = np.from_dlpack(_Offer(self._capsule))
+            finally:  # the struct stays alive behind the array: leave it as its producer wrote it
+                if written != relabelled:
+                    tensor.device.code, tensor.device.index, tensor.dtype.code = written
         return array if label == self._dtype else array.view(self._dtype)
+
+
+def check_extent(address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> None:
+    """Raise ValueError for memory that cannot be, as far as numbers tell. ``strides`` in bytes, None: dense rows.
+
+    Refused are negative lengths, more than 2**63 bytes, address 0 behind entries, and entries before or
+    past the address space.  Strides of axes of length 1 mean nothing.
+    """
+    if any(n < 0 for n in shape):
+        raise ValueError(f"a negative length in shape {shape}")
+    elements = 1
+    for n in shape:
+        elements *= max(n, 1)  # NumPy multiplies the other lengths of an empty shape too
+    if elements * itemsize > _INT64_MAX:
+        raise ValueError(f"shape {shape} of {itemsize}-byte entries takes more than 2**63 bytes")
+    if 0 in shape:
+        return
+    below, end = 0, elements * itemsize
+    if strides is not None:
+        reaches = [step * (n - 1) for n, step in zip(shape, strides, strict=True)]
+        below = sum(reach for reach in reaches if reach < 0)
+        end = sum(reach for reach in reaches if reach > 0) + itemsize
+    if max(end, -below) > _INT64_MAX:
+        raise ValueError(f"shape {shape} with strides of {strides} bytes spans more than 2**63 bytes")
+    if not address:
+        raise ValueError(f"no memory behind shape {shape} (a meta, fake or freed tensor)")
+    if not 0 < address + below <= address + end <= 2**64:
+        raise ValueError(f"address {address:#x}, shape {shape} and strides {strides} lead out of the address space")
 
 
 class _Offer:
@@ -232,6 +260,8 @@ def capsule_of(array: np.ndarray, device: Device, *, max_version: tuple[int, int
         managed: _Managed | _Versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned") or 0)
         if copied:
             managed.flags |= _IS_COPIED
+        if label != array.dtype:
+            managed.minor = max(managed.minor, _MINOR_OF_EXTENSIONS)
     else:
         managed = _Managed.from_address(_get_pointer(capsule, b"dltensor") or 0)
     managed.tensor.device.code, managed.tensor.device.index = device.dlpack
