@@ -31,6 +31,9 @@ _LEGACY_STREAM: Final = 1
 _LAST_NAMED_STREAM: Final = 2
 _MAX_STREAMS_KEPT: Final = 1024
 
+#: CUDA 12.0, the oldest that any extra serves.
+_OLDEST_DRIVER: Final = 12000
+
 _PAGEABLE: Final = Pointer("pageable", None)
 _MEMORY_DEVICE: Final = 2
 
@@ -268,8 +271,9 @@ class CudaRuntime:
 
     def _any_device(self) -> int:
         """A device for what needs a context but cares not which: one in use here, else the thread's, else the first."""
-        if self._contexts:
-            return next(iter(self._contexts))
+        used = list(self._contexts)
+        if used:
+            return used[0]
         return int(self.call("cuCtxGetDevice")) if int(self.call("cuCtxGetCurrent")) else 0
 
     def _device(self, ordinal: int) -> Any:
@@ -347,9 +351,10 @@ def _start(api: Any) -> int:
         msg = f"CUDA does not start: {_describe(api, error)}; {hint}"
         raise DeviceUnavailableError(msg)
     if version // 1000 < api.CUDA_VERSION // 1000:
+        other = " or pip install 'matrix-interop[cuda12]'" if version >= _OLDEST_DRIVER else ""
         msg = (
             f"the CUDA driver is too old: it serves CUDA {_version(version)}, and the installed cuda-bindings are for "
-            f"CUDA {_version(api.CUDA_VERSION)}: update the driver, or pip install 'matrix-interop[cuda12]'"
+            f"CUDA {_version(api.CUDA_VERSION)}: update the driver{other}"
         )
         raise DeviceUnavailableError(msg)
     count = int(api.cuDeviceGetCount()[1] or 0)
