@@ -1,0 +1,88 @@
+"""What can be searched: a matrix, a row source, or blocks; seen as NumPy blocks on the host."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from matrix_interop.dtypes import is_extension
+from matrix_interop.errors import UnsupportedDtypeError, UnsupportedLayoutError
+from matrix_interop.matrix import HostMatrix, Matrix, from_tensor
+
+__all__ = ["blocks_of", "host_array", "is_short_float", "require_columns", "require_numbers"]
+
+#: Bytes of one block, counted as float32, where the caller does not say.
+_BLOCK_BYTES: Final = 64 << 20
+_EXACT: Final = 2**53
+
+
+def host_array(m: Matrix) -> np.ndarray:
+    """The rows as an ndarray, shared where the matrix lies on the host, else copied there."""
+    return np.asarray(m if isinstance(m, HostMatrix) else m.to_host())
+
+
+def blocks_of(base: Any, block: int | None = None) -> Iterator[np.ndarray]:
+    """Blocks (b, d) of at most ``block`` rows, in order; None: as many as make 64 MiB of float32.
+
+    ``base``: anything `from_tensor` takes; a row source (it has ``read`` and ``blocks``); or a list, tuple
+    or iterator of 2-D blocks.  One block at a time is held.
+    """
+    if block is not None and operator.index(block) < 1:
+        msg = f"block={block} rows: write 1 or more, or None"
+        raise ValueError(msg)
+    if isinstance(base, Matrix):
+        yield from _cut(base, block)
+    elif hasattr(base, "read") and hasattr(base, "blocks") and hasattr(base, "shape"):
+        for part in base.blocks(block or _rows_of(base.shape[1])):
+            yield from _cut(from_tensor(part), block)
+        if not len(base):
+            yield np.empty(base.shape, base.dtype)
+    elif _are_blocks(base):
+        for part in base:
+            yield from _cut(from_tensor(part), block)
+    else:
+        yield from _cut(from_tensor(base), block)
+
+
+def _are_blocks(base: Any) -> bool:
+    """True for an iterator, and for a list or tuple whose first entry is 2-D by its own word."""
+    if isinstance(base, list | tuple):
+        return bool(base) and getattr(base[0], "ndim", 0) == 2
+    return isinstance(base, Iterator) and isinstance(base, Iterable)
+
+
+def _rows_of(width: int) -> int:
+    return max(1, _BLOCK_BYTES // (4 * max(width, 1)))
+
+
+def _cut(m: Matrix, block: int | None) -> Iterator[np.ndarray]:
+    step = block or _rows_of(m.shape[1])
+    for start in range(0, max(len(m), 1), step):  # an empty matrix is one empty block: it has columns to check
+        yield host_array(m[start : start + step])
+
+
+def require_columns(what: str, width: int, of: str, expected: int) -> None:
+    """Raise `UnsupportedLayoutError` unless both have the same number of columns."""
+    if width != expected:
+        msg = f"{what} have {width} columns, {of} has {expected}: both must hold vectors of one length"
+        raise UnsupportedLayoutError(msg)
+
+
+def require_numbers(what: str, rows: np.ndarray) -> None:
+    """Raise `UnsupportedDtypeError` for values that no distance can be computed of exactly: complex, huge integers."""
+    if rows.dtype.kind == "c":
+        msg = f"{what} are {rows.dtype}: distances are defined for real numbers; pass the real and imaginary parts"
+        raise UnsupportedDtypeError(msg)
+    if rows.dtype.kind in "iu" and rows.dtype.itemsize == 8 and rows.size:
+        low, high = int(rows.min()), int(rows.max())
+        if low < -_EXACT or high > _EXACT:
+            msg = f"{what} are {rows.dtype} from {low} to {high}: beyond 2**53 float64 would round them; subtract an offset"
+            raise UnsupportedDtypeError(msg)
+
+
+def is_short_float(dtype: np.dtype[Any]) -> bool:
+    """True for floating-point types of at most 32 bits."""
+    return is_extension(dtype) or (dtype.kind == "f" and dtype.itemsize <= 4)
