@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, overload
+from typing import Any, Final, Literal, Self, cast, overload
 
 import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.dtypes import as_dtype, carrier
 from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError, UnsupportedLayoutError
-from matrix_interop.exchange.convert import copy_to, destination, native_of, plan_for, resolve, to_framework
+from matrix_interop.exchange.compute import copied, normalized, take
+from matrix_interop.exchange.convert import (
+    carry_out,
+    copy_to,
+    destination,
+    native_of,
+    place_of,
+    plan_for,
+    resolve,
+    to_framework,
+)
 from matrix_interop.exchange.plan import CopyPlan, Order, decide
+from matrix_interop.frameworks.registry import device_framework, loaded_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
-from matrix_interop.frameworks.registry import loaded_framework, read
+from matrix_interop.memory import default_arena, is_pinned
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.reasons import Reason
+from matrix_interop.runtime import running_runtimes
 from matrix_interop.tracking import record_copy
+from matrix_interop.transfer import Transfer
 from matrix_interop.view import TensorView, describe
-
-if TYPE_CHECKING:
-    from matrix_interop.transfer import Transfer
 
 __all__ = ["DeviceMatrix", "HostMatrix", "Matrix", "from_tensor"]
 
@@ -78,8 +89,8 @@ class Matrix:
         view = x._view if isinstance(x, Matrix) else read(x, fill)
         if view.header.ndim != 2:
             view = _as_matrix(view, as_row=as_row)
-        if cls is HostMatrix and device is None:
-            device = CPU
+        if device is None and cls is not Matrix:
+            device = CPU if cls is HostMatrix else _device_meant(view, None)
         plain = framework is None and dtype is None and order is None and copy is None
         if not plain or view.pending is not None or (device is not None and as_device(device) != view.device):
             view = _converted(view, device, framework, dtype, order, copy, stream)
@@ -134,8 +145,12 @@ class Matrix:
         if len(lengths) != 2 or min(lengths) < 0:
             raise UnsupportedLayoutError(f"shape {lengths}: (rows, columns) is meant, each 0 or more")
         if not as_device(device).is_host:
-            raise DeviceUnavailableError(f"no runtime allocates on {as_device(device)} in this version")
-        return Matrix.from_tensor(aligned_empty(lengths, as_dtype(dtype), order), framework=framework)
+            return _empty_on_device(lengths, as_dtype(dtype), device, framework, order)
+        kind = as_dtype(dtype)
+        if not pinned:
+            return Matrix.from_tensor(aligned_empty(lengths, kind, order), framework=framework)
+        rows = default_arena().empty(lengths if order == "C" else lengths[::-1], kind)
+        return Matrix.from_tensor(rows if order == "C" else rows.T, framework=framework)
 
     # Facts -------------------------------------------------------------------------------------
     @property
@@ -211,7 +226,7 @@ class Matrix:
 
     @property
     def pinned(self) -> bool:
-        """True for page-locked host memory."""
+        """True for page-locked host memory; False on a device."""
         return False
 
     @property
@@ -269,33 +284,7 @@ class Matrix:
         Indices count from 0 and must exist: -1, which marks a missing neighbour in search results, is
         refused like any other index out of range (IndexError), before anything is copied.
         """
-        wanted = Matrix._indices(indices, len(self))
-        header = self._view.header
-        out = aligned_empty((wanted.size, header.shape[1]), header.dtype.newbyteorder("="))
-        if header.flags.c_contiguous and header.flags.aligned and header.dtype.isnative:
-            np.take(header, wanted, axis=0, out=out, mode="clip")
-        else:  # np.take would first copy all of the matrix
-            block = max(1, _BLOCK_ENTRIES // max(header.shape[1], 1))
-            for start in range(0, wanted.size, block):
-                out[start : start + block] = header[wanted[start : start + block]]
-        record_copy(out.nbytes, Reason.REQUESTED, f"take of {wanted.size} rows")
-        return self._new(out)
-
-    @staticmethod
-    def _indices(indices: Any, count: int) -> np.ndarray:
-        """``indices`` as int64 on the host, checked against ``count`` rows."""
-        view = read(indices if not isinstance(indices, range) else np.asarray(indices, dtype=np.int64))
-        found = aligned_empty(view.shape, view.dtype)
-        copy_to(found, view)
-        if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-            msg = f"indices must be whole numbers along one axis, not {found.dtype} of shape {found.shape}"
-            raise IndexError(msg)
-        bad = (found < 0) | (found >= count) if found.size else np.zeros(0, bool)
-        if bad.any():
-            first = int(np.argmax(bad))
-            hint = " (-1 marks a missing neighbour: drop it first)" if int(found[first]) == -1 else ""
-            raise IndexError(f"index {int(found[first])} at position {first} for a matrix of {count} rows{hint}")
-        return found.astype(np.int64)
+        return _wrap(take(self._view, indices))
 
     # Converting --------------------------------------------------------------------------------
     def to_tensor(
@@ -353,53 +342,24 @@ class Matrix:
         wanted = as_dtype(dtype)
         if wanted == self.dtype and not copy:
             return self
-        return self._copied(dtype=wanted, copy=copy, requested=True)
+        return _wrap(copied(self._view, dtype=wanted, copy=copy, requested=True))
 
     def contiguous(self, order: Order = "C", *, copy: bool | None = None) -> Matrix:
         """The matrix with dense rows ("C") or columns ("F"): itself if it has them already and ``copy`` is not True."""
         if self._view.header.flags[order] and not copy:
             return self
-        return self._copied(order=order, copy=copy, requested=False)
-
-    def _copied(self, *, dtype: Any = None, order: Order | None = None, copy: bool | None, requested: bool) -> Matrix:
-        made = decide(
-            self._view,
-            framework_of("numpy"),
-            dtype=dtype,
-            order=order,
-            copy=copy,
-            requested=requested and copy is not False,
-        )
-        return self._new(resolve(self._view, made))
+        return _wrap(copied(self._view, order=order, copy=copy, requested=False))
 
     def normalized(self, *, return_norms: bool = False) -> Any:
-        """A new matrix of rows divided by their Euclidean norm; with ``return_norms`` also the norms, float64 (n,).
+        """A new matrix of rows divided by their Euclidean norm; with ``return_norms`` also the norms (n,).
 
-        Rows of zeros stay zeros, norm 0; infinite entries come out as NaN.  Integers and booleans become float32, other types keep theirs; norms are
-        summed in float64 after dividing by the largest entry, so that they neither overflow nor vanish.
+        Rows of zeros stay zeros, norm 0; infinite entries come out as NaN.  Integers and booleans become float32, other
+        types keep theirs.  On the host the norms are a float64 ndarray, and are summed after dividing by the largest
+        entry, so that they neither overflow nor vanish; on a device they are a tensor of the matrix's framework, in
+        float64 where it has that.
         """
-        header = self._view.header
-        kind = header.dtype.newbyteorder("=") if header.dtype.kind not in "biu" else np.dtype(np.float32)
-        out = aligned_empty(header.shape, kind)
-        norms = np.empty(len(header), np.float64)
-        block = max(1, _BLOCK_ENTRIES // max(header.shape[1], 1))
-        for start in range(0, len(header), block):
-            rows = header[start : start + block]
-            wide = rows.astype(np.complex128 if rows.dtype.kind == "c" else np.float64)
-            largest = np.abs(wide).max(axis=1, initial=0.0, keepdims=True)
-            scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
-            wide /= scale
-            lengths = np.sqrt(np.sum(np.abs(wide) ** 2, axis=1, keepdims=True))
-            with np.errstate(over="ignore", invalid="ignore"):  # infinite entries, or a norm beyond float64
-                norms[start : start + block] = (lengths * scale)[:, 0]
-                out[start : start + block] = wide / np.where(lengths == 0, 1.0, lengths)
-        record_copy(out.nbytes, Reason.REQUESTED, "normalised rows")
-        made = self._new(out)
-        return (made, norms) if return_norms else made
-
-    def _new(self, header: np.ndarray) -> Matrix:
-        """A matrix over new host memory, in this matrix's framework."""
-        return _wrap(TensorView.of(header, self._view.framework))
+        made, norms = normalized(self._view)
+        return (_wrap(made), norms) if return_norms else _wrap(made)
 
     # Moving ------------------------------------------------------------------------------------
     def to_device(
@@ -411,49 +371,20 @@ class Matrix:
         stream: Any = None,
         copy: bool | None = None,
     ) -> DeviceMatrix:
-        """The matrix in device memory. Raises `DeviceUnavailableError` where there is no such device."""
-        wanted = "cuda:0" if device is None else as_device(device)
-        raise DeviceUnavailableError(
-            f"cannot move {describe(self._view)} to {wanted}: no runtime for it in this version"
-        )
+        """The matrix in device memory, ready in stream order: itself where it is there already and nothing is to change.
 
-    # Protocols ---------------------------------------------------------------------------------
-    def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """See `TensorView.__dlpack__`."""
-        return self._view.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        ``device``: "cuda:1", None for the current device.  ``framework``: the one that owns the new memory; not given,
+        the matrix's own if it can live there, else the first of torch, CuPy and JAX that is imported, else installed.
+        ``stream``: where you will use it.  This matrix may be changed as soon as the call returns.
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """(device type, device id); (1, 0) for all host memory."""
-        return self._view.device.dlpack
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Own rows only, as host bytes, out of band from protocol 5 on. Comes back over NumPy memory."""
-        header = self._view.header
-        dense = header if header.flags.c_contiguous or header.flags.f_contiguous else np.ascontiguousarray(header)
-        native = dense.dtype.newbyteorder("=")
-        dense = dense.astype(native, order="K", copy=False)
-        order: Order = "C" if dense.flags.c_contiguous else "F"
-        plain = dense.view(carrier(native))
-        flat = plain.reshape(-1, order=order)
-        if int(protocol) >= 5:
-            import pickle
-
-            buffer = pickle.PickleBuffer(cast(Any, flat))  # an ndarray is a buffer, whatever its stubs say
-            return _unpickle, (buffer, dense.shape, native.name, order, self.readonly)
-        return _unpickle, (flat.tobytes(), dense.shape, native.name, order, self.readonly)
-
-
-class HostMatrix(Matrix):
-    """A matrix in memory that the CPU addresses. ``np.asarray(m)`` is its shared ndarray."""
-
-    __slots__ = ()
+        Raises `DeviceUnavailableError`, `FrameworkNotInstalledError`, `CopyRequiredError` for ``copy=False``.
+        """
+        view = self._view
+        device = _device_meant(view, device)
+        if device == view.device and framework is None and dtype is None and not copy and stream is None:
+            return cast("DeviceMatrix", self)
+        made = _converted(view, device, framework, dtype, None, copy, stream, requested=True)
+        return cast("DeviceMatrix", _wrap(made))
 
     @overload
     def to_host(
@@ -474,7 +405,7 @@ class HostMatrix(Matrix):
         non_blocking: Literal[True],
         stream: Any = ...,
         copy: bool | None = ...,
-    ) -> Transfer: ...
+    ) -> Transfer[HostMatrix]: ...
     def to_host(
         self,
         *,
@@ -484,28 +415,96 @@ class HostMatrix(Matrix):
         stream: Any = None,
         copy: bool | None = None,
     ) -> Any:
-        """This matrix itself; with ``copy=True`` a copy; with ``out`` (n, d) its values written there, in its dtype.
+        """The matrix in host memory, there on return, or a `Transfer` when ``non_blocking``.
 
-        ``out`` is any writable host tensor of the same shape and becomes the result's memory.  Raises
-        `UnsupportedLayoutError` for another shape and `CopyRequiredError` for read-only ``out`` or ``copy=False``.
+        A host matrix is returned itself, or copied for ``copy=True``.  ``out``: any writable host tensor of this shape,
+        which is filled in its own dtype and becomes the result's memory.  Without it a device matrix goes to new memory
+        over NumPy: page-locked while the arena has room for results, else (or with ``pinned=False``) ordinary.
+        ``stream``: read the device on that stream instead of the current one.  ``non_blocking`` returns early where the
+        memory to be filled is page-locked; matrix and transfer keep all of it alive.
+
+        Raises `CopyRequiredError` for ``copy=False`` and for read-only ``out``, `UnsupportedLayoutError` for another
+        shape.
         """
+        return self._to_host(out, pinned, non_blocking, stream, copy)
+
+    @abstractmethod
+    def _to_host(self, out: Any, pinned: bool | None, non_blocking: bool, stream: Any, copy: bool | None) -> Any: ...
+
+    # Protocols ---------------------------------------------------------------------------------
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """See `TensorView.__dlpack__`."""
+        return self._view.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(device type, device id); (1, 0) for all host memory."""
+        return self._view.device.dlpack
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Own rows only, as host bytes, out of band from protocol 5 on. Comes back over NumPy memory."""
+        header = self.to_host(pinned=False)._view.header
+        dense = header if header.flags.c_contiguous or header.flags.f_contiguous else np.ascontiguousarray(header)
+        native = dense.dtype.newbyteorder("=")
+        dense = dense.astype(native, order="K", copy=False)
+        order: Order = "C" if dense.flags.c_contiguous else "F"
+        plain = dense.view(carrier(native))
+        flat = plain.reshape(-1, order=order)
+        if int(protocol) >= 5:
+            import pickle
+
+            buffer = pickle.PickleBuffer(cast(Any, flat))  # an ndarray is a buffer, whatever its stubs say
+            return _unpickle, (buffer, dense.shape, native.name, order, self.readonly)
+        return _unpickle, (flat.tobytes(), dense.shape, native.name, order, self.readonly)
+
+
+class HostMatrix(Matrix):
+    """A matrix in memory that the CPU addresses. ``np.asarray(m)`` is its shared ndarray."""
+
+    __slots__ = ()
+
+    def _to_host(self, out: Any, pinned: bool | None, non_blocking: bool, stream: Any, copy: bool | None) -> Any:
         if out is not None:
-            target = Matrix.from_tensor(out)
-            if target.shape != self.shape or not target.device.is_host:
-                raise UnsupportedLayoutError(
-                    f"out is {describe(target._view)}; a host matrix of shape {self.shape} is needed"
-                )
-            if target.readonly or copy is False:
-                why = "out is read-only" if target.readonly else "copy=False forbids to fill out"
-                raise CopyRequiredError(f"{describe(self._view)} cannot be written into out: {why}")
+            target = _checked_out(self._view, out, copy)
             copy_to(target._view.header, self._view)
             record_copy(target.nbytes, Reason.REQUESTED, "to_host into out")
-            return target
-        return self._copied(copy=True, requested=True) if copy else self
+            return Transfer(target, lambda: True, lambda: None) if non_blocking else target
+        made: Any = self
+        if copy:
+            made = _wrap(copied(self._view, copy=True, requested=True))
+        return Transfer(made, lambda: True, lambda: None) if non_blocking else made
+
+    @property
+    def pinned(self) -> bool:
+        """True for page-locked memory: of our arenas by its block, of others by asking a driver that is in use."""
+        header = self._view.header
+        if is_pinned(header):
+            return True
+        runtimes = running_runtimes()
+        if not runtimes:
+            return False
+        address = self._view.pointer
+        try:
+            return any(runtime.pointer(address).kind == "pinned" for runtime in runtimes)
+        except DeviceUnavailableError:  # a forked child, where the driver must not be asked
+            return False
 
     def pin(self) -> HostMatrix:
-        """This matrix in page-locked memory: itself where it is already, or where no device is present."""
-        return self
+        """A copy in page-locked memory of the default arena; itself where it is pinned already, or no device is present."""
+        if self.pinned:
+            return self
+        fresh = default_arena().empty(self.shape, self.dtype.newbyteorder("="))
+        if not is_pinned(fresh):
+            return self
+        copy_to(fresh, self._view)
+        record_copy(fresh.nbytes, Reason.REQUESTED, "copied into page-locked memory")
+        return cast("HostMatrix", _wrap(TensorView.of(fresh, self._view.framework)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The shared ndarray, converted as NumPy's ``__array__`` protocol asks."""
@@ -520,6 +519,21 @@ class DeviceMatrix(Matrix):
     """A matrix in the memory of a device that the CPU does not address by itself."""
 
     __slots__ = ()
+
+    def _to_host(self, out: Any, pinned: bool | None, non_blocking: bool, stream: Any, copy: bool | None) -> Any:
+        from matrix_interop.exchange.moves import start_fetch
+
+        view = self._view
+        target = None if out is None else _checked_out(view, out, copy)
+        landing = None if target is None else target._view.header
+        kind = view.dtype if landing is None else landing.dtype
+        order: Order | None = "F" if landing is not None and not landing.flags.c_contiguous else None
+        made = decide(
+            view, framework_of("numpy"), place=CPU, dtype=kind, order=order, copy=copy, requested=copy is None
+        )
+        started = start_fetch(view, made, landing, pinned=pinned is not False, stream=stream)
+        moved = started.then(lambda header: target or _wrap(TensorView.of(header, "numpy", header)))
+        return moved if non_blocking else moved.result()
 
     def pin(self) -> DeviceMatrix:
         """This matrix: only host memory is page-locked."""
@@ -571,14 +585,60 @@ def _as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
 
 
 def _converted(
-    view: TensorView, device: Any, which: Any, dtype: Any, order: Order | None, copy: bool | None, stream: Any
+    view: TensorView,
+    device: Any,
+    which: Any,
+    dtype: Any,
+    order: Order | None,
+    copy: bool | None,
+    stream: Any,
+    *,
+    requested: bool = False,
 ) -> TensorView:
-    """The view after the conversions that `from_tensor` was asked for: of its own framework if it names none."""
+    """The view after the conversions that were asked for, in the framework named, else its own if that can live there."""
+    if which is None and device is not None and as_device(device).type not in framework_of(view.framework).device_types:
+        which = "numpy" if as_device(device).is_host else device_framework(as_device(device).type).name
     target, device = destination(view, which, None, device)
-    if view.framework == target.name:
-        made = decide(view, target, dtype=dtype, order=order, copy=copy)
-        return view if made.zero_copy else TensorView.of(resolve(view, made), target.name)
-    return read(to_framework(view, target, device=device, dtype=dtype, order=order, copy=copy, stream=stream))
+    place = place_of(view, target, device)
+    made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, requested=requested)
+    if made.zero_copy and view.framework == target.name:
+        return view
+    if place is CPU and view.device is CPU and view.framework == target.name:
+        return TensorView.of(resolve(view, made), target.name)
+    return read(carry_out(view, target, made, stream))
+
+
+def _device_meant(view: TensorView, device: Any) -> Any:
+    """``device``, or where a matrix goes that is to be on some device: where it is, else where new tensors are made."""
+    if device is not None:
+        return device
+    if not view.device.is_host:
+        return view.device
+    own = framework_of(view.framework)
+    target = own if any(kind != "cpu" for kind in own.device_types) else device_framework("cuda")
+    found = target.current_device()
+    if found.is_host:
+        raise DeviceUnavailableError(f"{describe(view)} cannot go to a device: {target.name} sees none here")
+    return found
+
+
+def _empty_on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, which: Any, order: Order) -> Matrix:
+    target = device_framework(as_device(device).type) if which is None else framework_of(which)
+    place = place_of(TensorView.of(np.empty((0, 0), dtype), "numpy"), target, device)
+    native = target.empty(shape if order == "C" else shape[::-1], dtype, place)
+    made = Matrix.from_tensor(native)
+    return made if order == "C" else made.T
+
+
+def _checked_out(view: TensorView, out: Any, copy: bool | None) -> Matrix:
+    """``out`` as a matrix that the values of ``view`` can be written into."""
+    target = Matrix.from_tensor(out)
+    if target.shape != view.shape or not target.device.is_host:
+        raise UnsupportedLayoutError(f"out is {describe(target._view)}; a host matrix of shape {view.shape} is needed")
+    if target.readonly or copy is False:
+        why = "out is read-only" if target.readonly else "copy=False forbids to fill out"
+        raise CopyRequiredError(f"{describe(view)} cannot be written into out: {why}")
+    return target
 
 
 def _unpickle(data: Any, shape: tuple[int, int], dtype: str, order: Order, readonly: bool) -> Matrix:

@@ -163,6 +163,9 @@ class Array:
     def __add__(self, other: Any) -> Array:
         return apply(np.add, self, other)
 
+    def __gt__(self, other: Any) -> Array:
+        return apply(np.greater, self, other)
+
     def __mul__(self, other: Any) -> Array:
         return apply(np.multiply, self, other)
 

@@ -136,6 +136,9 @@ class SimulatedRuntime:
     def device_count(self) -> int:
         return len(self._ordinals)
 
+    def active(self) -> tuple[int, ...]:
+        return tuple(self._ordinals)
+
     def pointer(self, address: int) -> Pointer:
         self._enter("pointer")
         for allocation in list(self._allocations.values()):

@@ -17,7 +17,7 @@ from matrix_interop.view import TensorView
 
 # Device code is imported where a device comes in, so that host work does not wait for it.
 
-__all__ = ["convert", "copy_to", "native_of", "plan", "resolve", "to_framework"]
+__all__ = ["carry_out", "convert", "copy_to", "native_of", "place_of", "plan", "resolve", "to_framework"]
 
 
 def convert(
@@ -87,9 +87,7 @@ def plan_for(
 ) -> CopyPlan:
     """`plan` for a view and an adapter."""
     place = place_of(view, target, device)
-    return decide(
-        view, target, place=place, dtype=dtype, order=order, share_readonly=share_readonly, requested=True
-    )
+    return decide(view, target, place=place, dtype=dtype, order=order, share_readonly=share_readonly, requested=True)
 
 
 def place_of(view: TensorView, target: Framework, device: Any) -> Device:
@@ -142,13 +140,16 @@ def to_framework(
             native = target.quick(view.header)
             if native is not None:
                 return native
-    made = decide(
-        view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly
-    )
-    if not on_host:
-        from matrix_interop.exchange.moves import carry_out
+    made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)
+    return carry_out(view, target, made, stream)
 
-        return carry_out(view, target, made, stream)
+
+def carry_out(view: TensorView, target: Framework, made: CopyPlan, stream: Any = None) -> Any:
+    """What ``made`` promises, as a tensor of ``target``; on a device ready on ``stream`` (None: its current one)."""
+    if made.device is not CPU or view.device is not CPU:
+        from matrix_interop.exchange import moves
+
+        return moves.carry_out(view, target, made, stream)
     if made.zero_copy and view.framework == target.name and view.native is not None:
         return target.alias(view.native)
     return target.wrap(resolve(view, made))
@@ -183,12 +184,7 @@ def native_of(view: TensorView) -> Any:
         return view.native
     target = framework(view.framework)
     made = decide(view, target)
-    if view.device is CPU:
-        native = target.wrap(resolve(view, made))
-    else:
-        from matrix_interop.exchange.moves import carry_out
-
-        native = carry_out(view, target, made, None)
+    native = carry_out(view, target, made)
     if made.zero_copy:
         view.native = native
     return native

@@ -132,7 +132,9 @@ def _peer_copy(source: TensorView, raw: TensorView, dtype: np.dtype[Any], stream
     here, there = source.device, raw.device
     runtime = get_runtime(here.type)
     if here.type != there.type:
-        raise DeviceUnavailableError(f"no runtime copies from {here} to {there}: go through the host, m.to_host().to_device({str(there)!r})")
+        raise DeviceUnavailableError(
+            f"no runtime copies from {here} to {there}: go through the host, m.to_host().to_device({str(there)!r})"
+        )
     out = producer_stream(source)
     ready = runtime.record(stream, there.index)  # the new memory belongs to ``stream`` until then
     runtime.wait(out, ready, here.index)

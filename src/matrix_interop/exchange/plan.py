@@ -163,9 +163,7 @@ def _copies(
     return [pack, Step("move", nbytes, reasons, text)]
 
 
-def travels_as(
-    view: TensorView, place: Device, wanted: np.dtype[Any], order: Order
-) -> tuple[np.dtype[Any], bool]:
+def travels_as(view: TensorView, place: Device, wanted: np.dtype[Any], order: Order) -> tuple[np.dtype[Any], bool]:
     """In which dtype the bytes of ``view`` go to another memory, and whether its device packs them first.
 
     The host packs and converts while it fills or empties the chunks of a transfer.  A device packs what is not

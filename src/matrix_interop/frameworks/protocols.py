@@ -1,8 +1,10 @@
 """Objects of frameworks nobody registered: read by the protocol they offer, in this order.
 
-DLPack, CUDA array interface, array interface, buffer, ``__array__``, nested lists.  On the host
-they come in as NumPy arrays over the same memory.  Every field is checked that can be checked
-without reading the memory; a wrong host address or a length beyond the allocation cannot be.
+DLPack, CUDA array interface, array interface, buffer, Arrow capsules, ``__array__``, nested lists.
+On the host they come in as NumPy arrays over the same memory, Arrow's as pyarrow arrays.  Every
+field is checked that can be checked without reading the memory; a wrong host address or a length
+beyond the allocation cannot be.  Each attribute is asked for once, since an answer may change.
+Whatever the object raises becomes `UnsupportedTensorError`.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from matrix_interop.devices import CPU, Device, device_of_dlpack
-from matrix_interop.dlpack import Capsule, header_of
+from matrix_interop.devices import CPU, HOST_CODES, Device, device_of_dlpack
+from matrix_interop.dlpack import MAX_NDIM, Capsule, check_extent, header_of
 from matrix_interop.dtypes import require_plain
 from matrix_interop.errors import (
     FrameworkNotInstalledError,
@@ -22,13 +24,13 @@ from matrix_interop.errors import (
     UnsupportedLayoutError,
     UnsupportedTensorError,
 )
-from matrix_interop.frameworks.registry import Framework, device_framework
+from matrix_interop.frameworks.registry import Framework, device_framework, framework
 from matrix_interop.reasons import Obstacle
 from matrix_interop.view import Pending, TensorView
 
 _MAX_VERSION: Final = (1, 1)
 _LEGACY_STREAM: Final = 1
-_INT64_MAX: Final = 2**63 - 1
+_LATEST_CUDA_INTERFACE: Final = 3
 
 
 class ProtocolFramework(Framework):
@@ -41,12 +43,13 @@ class ProtocolFramework(Framework):
         return True
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
-        for offers, reader in _READERS:
-            if offers(x):
-                return reader(x)
+        for reader in _READERS:
+            view = reader(x, fill)
+            if view is not None:
+                return view
         msg = (
-            f"cannot read a {type(x).__module__}.{type(x).__qualname__}: it offers none of DLPack, CUDA array "
-            "interface, array interface, buffer or __array__; pass a tensor, or register its framework with register_framework"
+            f"cannot read {_name(x)}: it offers none of DLPack, CUDA array interface, array interface, buffer, Arrow "
+            "capsules or __array__; pass a tensor, or register its framework with register_framework"
         )
         raise UnknownFrameworkError(msg)
 
@@ -63,22 +66,34 @@ class ProtocolFramework(Framework):
         raise NotImplementedError
 
 
-def _on_type(name: str) -> Callable[[Any], bool]:
-    """Does the object's type define ``name``? Asking the type keeps classes and wildcard ``__getattr__`` out."""
-    return lambda x: hasattr(type(x), name)
+def _name(x: Any) -> str:
+    return f"a {type(x).__module__}.{type(x).__qualname__}"
 
 
-def _has(name: str) -> Callable[[Any], bool]:
-    return lambda x: not isinstance(x, type) and hasattr(x, name)
-
-
-def read_dlpack(x: Any) -> TensorView:
-    """An object with ``__dlpack__`` and ``__dlpack_device__``, on any device."""
-    what = f"a {type(x).__module__}.{type(x).__qualname__}"
+def _attribute(x: Any, name: str) -> Any:
+    """``x.name``; None where it is not there. A class offers nothing: its attributes describe its instances."""
+    if isinstance(x, type):
+        return None
     try:
-        code, index = x.__dlpack_device__()
-        device = device_of_dlpack(int(code), int(index))
-        request: dict[str, Any] = {} if device.is_host else {"stream": _LEGACY_STREAM}
+        return getattr(x, name, None)
+    except Exception as error:
+        raise _failed(f"{name} of {_name(x)}", error) from error
+
+
+def _failed(what: str, error: Exception) -> UnsupportedTensorError:
+    return UnsupportedTensorError(f"{what} cannot be read: {type(error).__name__}: {error}")
+
+
+def read_dlpack(x: Any, _: Any = None) -> TensorView | None:
+    """An object with ``__dlpack__`` and ``__dlpack_device__``, on any device."""
+    kind = type(x)  # asking the type keeps classes and wildcard __getattr__ out
+    if not (hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")):
+        return None
+    what = _name(x)
+    try:
+        code, index = (int(n) for n in x.__dlpack_device__())
+        device = CPU if code in HOST_CODES else device_of_dlpack(code, index)
+        request: dict[str, Any] = {"stream": _LEGACY_STREAM} if device.type == "cuda" else {}
         try:
             offered = x.__dlpack__(max_version=_MAX_VERSION, **request)
         except TypeError:  # a producer older than the keyword; one that fails for its own reasons fails again
@@ -89,21 +104,26 @@ def read_dlpack(x: Any) -> TensorView:
         msg = f"{what} refuses to export over DLPack: {type(error).__name__}: {error}"
         raise UnsupportedTensorError(msg) from error
     capsule = Capsule(offered, what)
+    if capsule.device != device:
+        msg = f"{what} cannot be read over DLPack: it says {device}, and its capsule says {capsule.device}"
+        raise UnsupportedTensorError(msg)
     note = "the producer made a copy" if capsule.copied else ""
-    return _view(capsule.header(), capsule.device, note=note, stream=None if capsule.device.is_host else _LEGACY_STREAM)
+    return _view(capsule.header(), device, note=note, stream=request.get("stream"))
 
 
-def read_cuda_array_interface(x: Any) -> TensorView:
+def read_cuda_array_interface(x: Any, _: Any = None) -> TensorView | None:
     """An object with ``__cuda_array_interface__``, version 2 or 3; the device is found from the pointer."""
+    interface = _attribute(x, "__cuda_array_interface__")
+    if interface is None:
+        return None
     from matrix_interop.runtime import get_runtime
 
-    what = f"__cuda_array_interface__ of a {type(x).__module__}.{type(x).__qualname__}"
-    interface = x.__cuda_array_interface__
+    what = f"__cuda_array_interface__ of {_name(x)}"
     address, readonly, shape, strides, dtype = _checked(interface, what)
-    if interface.get("mask") is not None:
-        raise UnsupportedLayoutError(f"{what} has a mask: fill it first")
-    stream = interface.get("stream")
-    if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream == 0 or stream < -1):
+    version, stream = interface.get("version"), interface.get("stream")
+    if not _is_whole(version) or not 0 <= version <= _LATEST_CUDA_INTERFACE:
+        raise UnsupportedTensorError(f"{what} has version {version!r}: 0 to {_LATEST_CUDA_INTERFACE} can be read")
+    if stream is not None and (not _is_whole(stream) or stream < 1):
         raise UnsupportedTensorError(f"{what} names stream {stream!r}: 1, 2 or a handle are meant, 0 is forbidden")
     ordinal = 0
     if address:
@@ -114,96 +134,149 @@ def read_cuda_array_interface(x: Any) -> TensorView:
             )
         ordinal = found.ordinal
     header = header_of(address, shape, strides, dtype, readonly=readonly, owner=x)
-    return _view(header, Device("cuda", ordinal), stream=_LEGACY_STREAM if stream is None else stream)
+    return _view(header, Device("cuda", ordinal), stream=_LEGACY_STREAM if stream is None else int(stream))
 
 
-def read_array_interface(x: Any) -> TensorView:
-    """An object with ``__array_interface__`` over host memory."""
-    what = f"__array_interface__ of a {type(x).__module__}.{type(x).__qualname__}"
-    interface = x.__array_interface__
-    if isinstance(interface, dict) and interface.get("data") is None:  # the object itself is the buffer
-        try:
-            return _view(np.asarray(x))
-        except (TypeError, ValueError, AttributeError) as error:
-            raise UnsupportedTensorError(f"{what} cannot be read: {error}") from error
+def read_array_interface(x: Any, _: Any = None) -> TensorView | None:
+    """An object with ``__array_interface__`` over host memory: an address, or a buffer whose size NumPy checks."""
+    interface = _attribute(x, "__array_interface__")
+    if interface is None:
+        return None
+    what = f"__array_interface__ of {_name(x)}"
+    try:
+        buffer = interface.get("data")
+        if not isinstance(buffer, tuple):
+            fields = {"data": memoryview(x if buffer is None else buffer), "mask": None, "version": 3}
+            return _view(np.asarray(_Interface({**interface, **fields}, x)))
+    except MatrixInteropError:
+        raise
+    except Exception as error:
+        raise _failed(what, error) from error
     address, readonly, shape, strides, dtype = _checked(interface, what)
     return _view(header_of(address, shape, strides, dtype, readonly=readonly, owner=x))
+
+
+class _Interface:
+    """An array interface as it was when it was read, and the object that it belongs to."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__ = interface
+        self.owner = owner
 
 
 def _checked(interface: Any, what: str) -> tuple[int, bool, tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
     """The fields that both array interfaces share: (address, readonly, shape, strides, dtype), checked."""
     try:
         shape = tuple(_integer(n) for n in interface["shape"])
-        dtype = require_plain(np.dtype(interface["typestr"]))
+        typestr = interface["typestr"]
+        if not isinstance(typestr, str):  # NumPy reads None as float64
+            raise TypeError(f"typestr {typestr!r} is no text")
+        dtype = require_plain(np.dtype(typestr))
         address, readonly = interface["data"]
-        address = _integer(address or 0)
+        address, readonly = _integer(address or 0), bool(readonly)
         strides = interface.get("strides")
         if strides is not None:
             strides = tuple(_integer(step) for step in strides)
             if len(strides) != len(shape):
                 raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+        if len(shape) > MAX_NDIM:
+            raise ValueError(f"{len(shape)} axes; up to {MAX_NDIM} can be described")
+        if not 0 <= address < 2**64 or any(not -(2**63) <= step < 2**63 for step in strides or ()):
+            raise ValueError(f"address {address:#x} or strides {strides} of more than 64 bits")
+        check_extent(address, shape, strides, dtype.itemsize)
+        masked = interface.get("mask") is not None
     except MatrixInteropError:
         raise
     except Exception as error:
-        raise UnsupportedTensorError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
-    if any(n < 0 for n in shape) or len(shape) > 64:
-        raise UnsupportedTensorError(f"{what} has shape {shape}: up to 64 lengths of 0 or more are meant")
-    elements = 1
-    for n in shape:
-        elements *= n
-    if elements:
-        steps = strides or (0,) * len(shape)
-        above = sum(step * (n - 1) for n, step in zip(shape, steps, strict=True) if step > 0)
-        below = sum(step * (n - 1) for n, step in zip(shape, steps, strict=True) if step < 0)
-        extent = max(elements * dtype.itemsize, above - below + dtype.itemsize)
-        if extent > _INT64_MAX or not 0 < address + below <= address + above + dtype.itemsize < 2**64:
-            raise UnsupportedTensorError(
-                f"{what} names address {address:#x} for shape {shape}, strides {strides}: no such memory"
-            )
-    return address, bool(readonly), shape, strides, dtype
+        raise _failed(what, error) from error
+    if masked:
+        raise UnsupportedLayoutError(f"{what} has a mask: fill it first")
+    return address, readonly, shape, strides, dtype
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool):
+    if not _is_whole(value):
         raise TypeError(f"{value!r} is not a length, stride or address")
-    return int(value.__index__())
+    return int(value)
 
 
-def read_buffer(x: Any) -> TensorView:
+def read_buffer(x: Any, _: Any = None) -> TensorView | None:
     """An object with the buffer protocol: bytes, array.array, memoryview, mmap."""
     try:
-        header = np.asarray(memoryview(x))
-    except (TypeError, ValueError, BufferError, NotImplementedError) as error:
-        raise UnsupportedTensorError(f"the buffer of a {type(x).__qualname__} cannot be read: {error}") from error
+        buffer = memoryview(x)
+    except TypeError:  # what an object without the protocol gives
+        return None
+    except Exception as error:
+        raise _failed(f"the buffer of {_name(x)}", error) from error
+    try:
+        header = np.asarray(buffer)
+    except Exception as error:
+        raise _failed(f"the buffer of {_name(x)}", error) from error
     return _view(header)
 
 
-def _has_buffer(x: Any) -> bool:
+def read_arrow(x: Any, fill: Any = None) -> TensorView | None:
+    """An object with Arrow's capsule interface that is one column: a Polars series, say. Tables go by ``__array__``.
+
+    pyarrow takes the capsule, so that nulls are seen: ``__array__`` of such objects turns them into NaN.
+    """
+    kind = type(x)
+    one_piece = hasattr(kind, "__arrow_c_array__")
+    if not one_piece and not hasattr(kind, "__arrow_c_stream__"):
+        return None
+    adapter = framework("pyarrow")
+    import pyarrow as pa
+
     try:
-        memoryview(x).release()
-    except (TypeError, BufferError, ValueError, NotImplementedError):
-        return False
-    return True
+        column = pa.array(x) if one_piece else pa.chunked_array(x)
+    except Exception as error:
+        raise _failed(f"the Arrow capsule of {_name(x)}", error) from error
+    return None if pa.types.is_struct(column.type) else adapter.view(column, fill)
 
 
-def read_array_method(x: Any) -> TensorView:
-    """An object with ``__array__``: shared where it says that no copy is needed, else copied by it."""
-    what = f"__array__ of a {type(x).__module__}.{type(x).__qualname__}"
+def read_array_method(x: Any, fill: Any = None) -> TensorView | None:
+    """An object with ``__array__``: shared where that is offered, else the copy that it makes, announced as one."""
+    if not hasattr(type(x), "__array__"):
+        return None
+    what = f"__array__ of {_name(x)}"
+    note, copied = "", False
     try:
         try:
-            return _view(np.asarray(x.__array__(copy=False)))
-        except (ValueError, TypeError):
-            array = np.asarray(x.__array__())
+            array = x.__array__(copy=False)
+        except TypeError:  # older than the keyword
+            array = x.__array__()
+            note = f"{what} cannot say whether it made a copy"
+        except Exception:  # noqa: BLE001 - ValueError by the protocol; Polars raises RuntimeError
+            array = x.__array__()
+            copied = True
     except Exception as error:
-        raise UnsupportedTensorError(f"{what} failed: {type(error).__name__}: {error}") from error
-    return _view(array, note=f"{what} cannot say whether it made a copy")
+        raise _failed(what, error) from error
+    if not isinstance(array, np.ndarray):
+        raise UnsupportedTensorError(f"{what} gave {_name(array)}, not an ndarray")
+    view = framework("numpy").view(array, fill)  # subclasses, masks among them, are its business
+    view.note = view.note or note
+    if copied and view.pending is None:
+        header = view.header
+        view.pending = Pending(f"{what} copies", lambda out: np.copyto(out, header, casting="unsafe"))
+        view.native = None
+    return view
 
 
-def read_lists(x: Any) -> TensorView:
+def read_lists(x: Any, _: Any = None) -> TensorView | None:
     """Nested lists or tuples of numbers: always written into new memory."""
+    if not isinstance(x, list | tuple):
+        return None
+    if any(isinstance(row, np.ma.MaskedArray) for row in x):  # NumPy would show what the masks hide
+        raise UnsupportedLayoutError("nested lists hold masked arrays: fill them, or join them with np.ma.stack")
     try:
         array = np.array(x)
-    except (ValueError, TypeError, OverflowError) as error:
+    except Exception as error:
         raise UnsupportedLayoutError(f"nested lists must be rectangular and hold numbers: {error}") from error
     require_plain(array.dtype)
     pending = Pending("nested lists of Python numbers", lambda out: np.copyto(out, array, casting="unsafe"))
@@ -223,17 +296,14 @@ def _view(header: np.ndarray, device: Device = CPU, *, note: str = "", stream: i
     return TensorView.of(header, "numpy", header, note=note)
 
 
-def _has_dlpack(x: Any) -> bool:
-    return hasattr(type(x), "__dlpack__") and hasattr(type(x), "__dlpack_device__")
-
-
-_READERS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], TensorView]], ...]] = (
-    (_has_dlpack, read_dlpack),
-    (_has("__cuda_array_interface__"), read_cuda_array_interface),
-    (_has("__array_interface__"), read_array_interface),
-    (_has_buffer, read_buffer),
-    (_on_type("__array__"), read_array_method),
-    (lambda x: isinstance(x, list | tuple), read_lists),
+_READERS: Final[tuple[Callable[[Any, Any], TensorView | None], ...]] = (
+    read_dlpack,
+    read_cuda_array_interface,
+    read_array_interface,
+    read_buffer,
+    read_arrow,
+    read_array_method,
+    read_lists,
 )
 
 PROTOCOLS: Final = ProtocolFramework()

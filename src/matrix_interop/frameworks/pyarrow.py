@@ -55,7 +55,7 @@ class ArrowFramework(Framework):
         if _null_count(x) or kind == np.bool_:
             return self._gather(x, kind, shape, fill)
         leaf = _levels(x)[-1]
-        flat = leaf.to_numpy(zero_copy_only=True) if len(leaf) else np.empty(0, kind)
+        flat = leaf.to_numpy(zero_copy_only=True) if len(leaf) else np.frombuffer(b"", kind)
         return TensorView.of(flat.reshape(shape), "pyarrow", x)
 
     def _gather(self, x: Any, kind: np.dtype[Any], shape: tuple[int, ...], fill: Any) -> TensorView:

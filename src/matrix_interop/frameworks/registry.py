@@ -25,7 +25,16 @@ from matrix_interop.errors import DeviceUnavailableError, FrameworkNotInstalledE
 from matrix_interop.reasons import Obstacle
 from matrix_interop.view import TensorView
 
-__all__ = ["Framework", "FrameworkInfo", "device_framework", "framework", "framework_name", "frameworks", "read", "register_framework"]
+__all__ = [
+    "Framework",
+    "FrameworkInfo",
+    "device_framework",
+    "framework",
+    "framework_name",
+    "frameworks",
+    "read",
+    "register_framework",
+]
 
 
 Order = Literal["C", "F"]
@@ -75,9 +84,13 @@ class Framework(ABC):
 
     def quick(self, header: np.ndarray) -> Any:
         """A tensor over host memory, or None where something may be in the way: the fast path asks no reasons."""
-        if self.refusal(header.dtype) is None and self.obstacle(header) is None:
-            return self.wrap(header)
-        return None
+        if (
+            "cpu" not in self.device_types
+            or self.refusal(header.dtype) is not None
+            or self.obstacle(header) is not None
+        ):
+            return None
+        return self.wrap(header)
 
     @abstractmethod
     def alias(self, native: Any) -> Any:

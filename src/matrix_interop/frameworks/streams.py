@@ -7,7 +7,6 @@ refused, since it has meant both 1 and 2.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final
 
 from matrix_interop.frameworks.registry import framework
@@ -36,7 +35,7 @@ def handle_of(stream: Any) -> int:
     for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, numba
         handle = getattr(stream, name, None)
         if handle is not None:
-            return operator.index(getattr(handle, "value", handle) or 0) or LEGACY
+            return int(getattr(handle, "value", handle) or 0) or LEGACY
     msg = f"{type(stream).__qualname__} is not a stream: pass an int as in DLPack, a framework's stream, or None"
     raise TypeError(msg)
 

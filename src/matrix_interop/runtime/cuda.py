@@ -102,6 +102,10 @@ class CudaRuntime:
     def device_count(self) -> int:
         return self._count
 
+    def active(self) -> tuple[int, ...]:
+        state = "cuDevicePrimaryCtxGetState"
+        return tuple(ordinal for ordinal in range(self._count) if self.call(state, self._device(ordinal))[1])
+
     def pointer(self, address: int) -> Pointer:
         # One plural question: unlike the single ones it is no error for memory that CUDA does not know (type 0).
         error, facts = self._api.cuPointerGetAttributes(3, self._facts, address)
