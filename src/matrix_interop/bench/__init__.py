@@ -1,7 +1,8 @@
-"""Benchmarks that users run on their own machine: one file a suite, measured by one harness.
+"""Benchmarks that users run on their own machine: one file a suite.
 
-A suite is a module with a docstring, whose first line the listing shows, and a function
-``cases() -> Iterable[Case]``.  Its name stands in `SUITES`.
+A suite is a module whose docstring's first line says what it measures, with a function
+``main(arguments)`` that takes its command line.  Its name stands in `SUITES`.  Suites that compare
+ways of doing one thing list them as `harness.Case` and leave the rest to `command.run_suite`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ __all__ = ["SUITES", "load_suite"]
 #: The suites by the name that the command line takes, each with its module.
 SUITES: Final[dict[str, str]] = {
     "exchange": "matrix_interop.bench.exchange",
+    "arena": "matrix_interop.bench.arena",
 }
 
 
 def load_suite(name: str) -> ModuleType:
-    """The module of a suite. Raises ValueError naming the suites there are."""
-    if name not in SUITES:
-        msg = f"no suite is called {name!r}: there are {', '.join(SUITES)}"
-        raise ValueError(msg)
+    """The module of the suite ``name``, a key of `SUITES`."""
     return import_module(SUITES[name])

@@ -9,19 +9,20 @@ Arrow go into it with ``share_readonly=True``, which is what the bare calls do u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
 
+from matrix_interop.bench.command import run_suite
 from matrix_interop.bench.harness import Call, Case, Goal
 from matrix_interop.exchange.convert import convert
 from matrix_interop.frameworks.registry import frameworks
 from matrix_interop.matrix import from_tensor
 from matrix_interop.memory.host import aligned_empty
 
-__all__ = ["cases"]
+__all__ = ["cases", "main"]
 
 _SHAPE: Final = (1000, 128)
 _US: Final = 1e-6
@@ -68,6 +69,11 @@ def cases() -> Iterator[Case]:
             yield _case(source, target, bare, base, modules)
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the suite as the command line says."""
+    run_suite("exchange", __doc__, cases(), arguments)
+
+
 def _case(source: str, target: str, bare: dict[str, str], base: np.ndarray, modules: dict[str, Any]) -> Case:
     x = convert(base, source, copy=True)
     names = {**modules, "x": x, "m": from_tensor(x), "from_tensor": from_tensor, "convert": convert}
@@ -93,3 +99,7 @@ def _goals(source: str, target: str, calls: dict[str, Call]) -> tuple[Goal, ...]
 
 def _value(result: Any) -> np.ndarray:
     return np.asarray(from_tensor(result))
+
+
+if __name__ == "__main__":
+    main()

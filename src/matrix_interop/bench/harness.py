@@ -18,13 +18,14 @@ import numpy as np
 
 from matrix_interop.view import TensorView
 
-__all__ = ["CLOCKS", "Call", "Case", "Goal", "Outcome", "Reading", "measure", "run"]
+__all__ = ["CLOCKS", "ROUNDS", "Call", "Case", "Goal", "Outcome", "Reading", "measure", "run"]
 
 #: What counts as time: the wall clock, or what this process used of the processors (for a machine shared with others).
 CLOCKS: Final[dict[str, Callable[[], float]]] = {"wall": time.perf_counter, "cpu": time.process_time}
 #: One burst lasts about this long, in seconds: far above the clock's resolution, far below a slow spell.
 _BURST: Final = 2e-3
-_ROUNDS: Final = 25
+#: Bursts of each call, where nobody says.
+ROUNDS: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ class Goal:
 class Case:
     """One thing to do, and the ways of doing it by name.
 
-    The first is the one in question, "bare" what it is held against.  ``value`` turns a result into an array: all ways have to give equal ones.  ``nbytes``: payload of
-    one call, for bytes a second; 0 where that says nothing.
+    The first is the one in question, "bare" what it is held against.  ``value`` turns a result into
+    an array: all ways have to give equal ones.  ``nbytes``: payload of one call, for bytes a second;
+    0 where that says nothing.
     """
 
     name: str
@@ -111,7 +113,7 @@ class Outcome:
         return tuple(goal for goal in self.case.goals if not goal.met(self.readings))
 
 
-def run(cases: Iterable[Case], *, rounds: int = _ROUNDS, clock: str = "wall") -> Iterator[Outcome]:
+def run(cases: Iterable[Case], *, rounds: int = ROUNDS, clock: str = "wall") -> Iterator[Outcome]:
     """Check and measure one case after the other. Raises AssertionError where the ways of one disagree."""
     for case in cases:
         with warnings.catch_warnings():
@@ -138,7 +140,7 @@ def check(case: Case) -> None:
 
 
 def measure(
-    calls: Mapping[str, Callable[[], Any]], *, rounds: int = _ROUNDS, clock: str = "wall", burst: float = _BURST
+    calls: Mapping[str, Callable[[], Any]], *, rounds: int = ROUNDS, clock: str = "wall", burst: float = _BURST
 ) -> dict[str, Reading]:
     """Seconds a call, by name. The first burst of each warms up and is not counted; collection of garbage is off."""
     timers = {name: Timer(call, timer=CLOCKS[clock]) for name, call in calls.items()}

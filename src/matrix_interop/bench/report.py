@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import platform
 import sys
@@ -16,7 +16,7 @@ from matrix_interop.bench.harness import Outcome, Reading
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.runtime import get_runtime
 
-__all__ = ["facts", "machine", "record", "suite_table", "table", "versions"]
+__all__ = ["facts", "load", "machine", "record", "suite_table", "table", "versions"]
 
 #: Packages whose versions change what is measured.
 _PACKAGES: Final = (
@@ -75,10 +75,10 @@ def _microseconds(reading: Reading | None) -> str:
 
 
 def record(suite: str, outcomes: Sequence[Outcome], *, clock: str, load_before: float | None) -> dict[str, Any]:
-    """The run as plain data for JSON: times in seconds, machine, versions, date (UTC), load average at start and end."""
+    """The run as plain data for JSON: times in seconds, machine, versions, date (UTC), load at start and end."""
     return {
         "suite": suite,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "clock": clock,
         "machine": machine(),
         "load": [load_before, load()],

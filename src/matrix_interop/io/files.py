@@ -111,10 +111,10 @@ def open_rows(
 def save_matrix(path: StrPath, m: Any, *, format: str | None = None, dataset: str = "vectors") -> None:
     """Write a matrix to a file, whole or not at all.
 
-    ``m`` is a Matrix, anything that `from_tensor` takes, or a `RowSource`. Rows are written in logical order, whatever
-    the order in memory, in blocks of about 8 MiB, to a temporary file in the same folder that then takes the name:
-    after an error, or a crash, the old file is still there. ``format`` is a suffix, by default that of ``path``;
-    ``dataset`` names the rows where the format has names (npz, HDF5, safetensors, Parquet, Arrow).
+    ``m`` is a Matrix, anything that `from_tensor` takes, a `RowSource`, or `Rows` of your own. Rows are written in
+    logical order, whatever the order in memory, in blocks of about 8 MiB, to a temporary file in the same folder that
+    then takes the name: after an error, or a crash, the old file is still there. ``format`` is a suffix, by default
+    that of ``path``; ``dataset`` names the rows where the format has names (npz, HDF5, safetensors, Parquet, Arrow).
 
     Raises `UnsupportedDtypeError` or `UnsupportedLayoutError` for what the format cannot hold, before the disk is
     touched; nothing is converted unasked.
@@ -190,6 +190,8 @@ class _ReadRows(Rows):
 
 def _rows_of(m: Any) -> Rows:
     """What is to be saved, as rows."""
+    if isinstance(m, Rows):
+        return m
     if isinstance(m, RowSource):
         return _ReadRows(m, m.read)
     matrix: Any = from_tensor(m)
