@@ -102,18 +102,14 @@ def as_device(device: Any) -> Device:
             msg = f"unknown device {device!r}: a pair is (DLPack device type, device id), as in (2, 0)"
             raise DeviceUnavailableError(msg) from None
         return device_of_dlpack(code, index)
-    kind = getattr(device, "type", None)  # torch.device
-    if isinstance(kind, str):
-        index = getattr(device, "index", None)
-        return _parse(kind if index is None or kind == "cpu" else f"{kind}:{index}")
-    platform = getattr(device, "platform", None)  # jax.Device
-    if isinstance(platform, str):
-        index = getattr(device, "local_hardware_id", None) or 0
-        return _parse(platform if platform == "cpu" else f"{platform}:{index}")
-    index = getattr(device, "id", None)  # cupy.cuda.Device
-    if type(device).__module__.partition(".")[0] == "cupy" and index is not None:
-        return Device("cuda", int(index))
-    return _parse(str(device))
+    if type(device).__module__.partition(".")[0] == "cupy":  # cupy.cuda.Device
+        return Device("cuda", int(device.id))
+    # torch.device says type and index, jax.Device platform and local_hardware_id
+    kind = getattr(device, "type", None) or getattr(device, "platform", None)
+    if not isinstance(kind, str):
+        return _parse(str(device))
+    index = getattr(device, "index", None) or getattr(device, "local_hardware_id", None) or 0
+    return _parse(kind if kind == "cpu" else f"{kind}:{index}")
 
 
 @lru_cache(maxsize=256)

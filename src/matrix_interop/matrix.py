@@ -371,7 +371,7 @@ class Matrix:
         stream: Any = None,
         copy: bool | None = None,
     ) -> DeviceMatrix:
-        """The matrix in device memory, ready in stream order: itself where it is there already and nothing is to change.
+        """The matrix in device memory, ready in stream order: itself where it is there and nothing is to change.
 
         ``device``: "cuda:1", None for the current device.  ``framework``: the one that owns the new memory; not given,
         the matrix's own if it can live there, else the first of torch, CuPy and JAX that is imported, else installed.
@@ -496,7 +496,7 @@ class HostMatrix(Matrix):
             return False
 
     def pin(self) -> HostMatrix:
-        """A copy in page-locked memory of the default arena; itself where it is pinned already, or no device is present."""
+        """A copy in page-locked memory of the default arena; itself where it is pinned, or no device is present."""
         if self.pinned:
             return self
         fresh = default_arena().empty(self.shape, self.dtype.newbyteorder("="))
@@ -568,13 +568,12 @@ def _as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
             else "reshape it to (rows, columns), or use convert() for other ranks"
         )
         raise UnsupportedLayoutError(f"a matrix has 2 axes, {describe(view)} has ndim {header.ndim}: {hint}")
-    new_axes = (0,) * (2 - header.ndim)
     pending = view.pending
     if pending is not None:
-        write = pending.write
-        pending = pending._replace(write=lambda out: write(out[*new_axes, ...]))
+        write, inner = pending.write, (0,) * (2 - header.ndim)
+        pending = pending._replace(write=lambda out: write(out[inner]))
     return TensorView.of(
-        header.reshape((1,) * len(new_axes) + header.shape),
+        header.reshape((1,) * (2 - header.ndim) + header.shape),
         view.framework,
         None,
         view.device,
@@ -595,7 +594,7 @@ def _converted(
     *,
     requested: bool = False,
 ) -> TensorView:
-    """The view after the conversions that were asked for, in the framework named, else its own if that can live there."""
+    """The view after the conversions that were asked for: in the framework named, else its own if that lives there."""
     if which is None and device is not None and as_device(device).type not in framework_of(view.framework).device_types:
         which = "numpy" if as_device(device).is_host else device_framework(as_device(device).type).name
     target, device = destination(view, which, None, device)
@@ -609,7 +608,7 @@ def _converted(
 
 
 def _device_meant(view: TensorView, device: Any) -> Any:
-    """``device``, or where a matrix goes that is to be on some device: where it is, else where new tensors are made."""
+    """``device``, or where a matrix goes that is to be on any device: where it is, else where new tensors are made."""
     if device is not None:
         return device
     if not view.device.is_host:

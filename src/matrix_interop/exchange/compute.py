@@ -1,4 +1,4 @@
-"""What a matrix computes itself: rows by index and normalised rows, on the host by NumPy, on a device by its framework."""
+"""What a matrix computes itself: rows by index, normalised rows. On the host NumPy does it, on a device its framework."""
 
 from __future__ import annotations
 

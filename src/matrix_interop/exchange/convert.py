@@ -172,7 +172,10 @@ def copy_to(out: np.ndarray, view: TensorView) -> None:
     if view.pending is not None:
         view.pending.write(out)
     else:
-        np.copyto(out, view.header, casting="unsafe")
+        values = view.header
+        if not np.can_cast(values.dtype, out.dtype, "unsafe"):  # two 8-bit floats that ml_dtypes converts by way of others
+            values = values.astype(np.float32)
+        np.copyto(out, values, casting="unsafe")
 
 
 def native_of(view: TensorView) -> Any:

@@ -1,4 +1,4 @@
-"""Carrying out plans that touch device memory: sharing in stream order, copying on a device, moving between memories."""
+"""Carrying out plans that touch device memory: sharing in stream order, copying on a device, moving to another memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def copied(view: TensorView, dtype: np.dtype[Any], order: Order) -> TensorView:
 
 
 def native_on_device(view: TensorView, source: Framework) -> Any:
-    """A tensor of ``source`` with the values of a device view: over its memory, but for strides that it cannot describe."""
+    """A tensor of ``source`` with the values of a device view: over its memory, unless its strides run backwards."""
     if view.native is not None and view.framework == source.name:
         return view.native
     order_streams(view, producer_stream(view), source.current_stream(view.device))

@@ -91,10 +91,11 @@ def decide(
 ) -> CopyPlan:
     """The plan that brings a view into ``target``; nothing is read or written.
 
-    ``place``: the device of the result, None: that of the view.      ``copy``: None if it must, False never, True always.  ``requested``: the caller asked for a copy by
-    name (`astype`, `take`), which `forbid_copies` allows.  New memory is in native byte order.  Raises
-    `CopyRequiredError` with the plan where a copy is forbidden, `UnsupportedDtypeError` where the target
-    cannot hold the dtype and `UnsupportedLayoutError` where it has no such order.
+    ``place``: the device of the result, None: that of the view.  ``copy``: None if it must, False never,
+    True always.  ``requested``: the caller asked for a copy by name (`astype`, `take`), which `forbid_copies`
+    allows.  New memory is in native byte order.  Raises `CopyRequiredError` with the plan where a copy is
+    forbidden, `UnsupportedDtypeError` where the target cannot hold the dtype and `UnsupportedLayoutError`
+    where it has no such order.
     """
     header = view.header
     place = view.device if place is None else place

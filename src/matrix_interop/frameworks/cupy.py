@@ -44,7 +44,7 @@ class CupyFramework(Framework):
         if native not in DLPACK_OF_DTYPE or (is_extension(native) and native.name != "bfloat16"):
             return f"cupy {cupy.__version__} has no {dtype}: ask for dtype='float32' or 'float16'"
         if native.name == "bfloat16" and not _has_bfloat16():
-            return f"cupy {cupy.__version__} has no bfloat16 here: ask for dtype='float32', or install cupy 14 with ml_dtypes"
+            return f"cupy {cupy.__version__} has no bfloat16: ask for dtype='float32', or install cupy 14"
         return None
 
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:

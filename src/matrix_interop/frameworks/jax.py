@@ -130,7 +130,7 @@ class JaxFramework(Framework):
         return LEGACY
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
-        return jax.block_until_ready(jax.numpy.empty(shape, dtype, device=_jax_device(device)))
+        return jax.numpy.empty(shape, dtype, device=_jax_device(device)).block_until_ready()
 
     def written(self, native: Any, stream: int, device: Device) -> Any:
         # A second array over the same memory, which JAX's own stream reads after ``stream`` wrote it.

@@ -111,11 +111,11 @@ class Framework(ABC):
         return (CPU,)
 
     def current_device(self) -> Device:
-        """The device on which its next tensor is made unless the user names one; never the host where it has another."""
+        """The device on which its next tensor is made by default; the host only where it sees no other."""
         return next((device for device in self.devices() if not device.is_host), CPU)
 
     def current_stream(self, device: Device) -> int:
-        """Handle of its current stream on ``device``, 1 for the legacy default stream: where its next operation runs."""
+        """Handle of the stream that its next operation on ``device`` runs on; 1 for the legacy default stream."""
         raise DeviceUnavailableError(f"{self.name} has no streams on {device}")
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Any:
@@ -287,7 +287,7 @@ def _find(x: Any) -> Framework:
 
 
 def device_framework(device_type: str) -> Framework:
-    """Which framework owns device memory that nobody chose one for: the first of those imported, else of those installed.
+    """Which framework owns device memory that nobody chose one for: the first imported, else the first installed.
 
     Order of preference: registered ones, then torch, CuPy, JAX.  Raises `FrameworkNotInstalledError` where none is.
     """
@@ -299,7 +299,8 @@ def device_framework(device_type: str) -> Framework:
             continue
         if device_type in found.device_types:
             return found
-    msg = f"no framework here holds {device_type} memory: pip install 'matrix-interop[torch]' or 'matrix-interop[cupy-cuda13]'"
+    what = f"no framework here holds {device_type} memory"
+    msg = f"{what}: pip install 'matrix-interop[torch]' or 'matrix-interop[cupy-cuda13]'"
     raise FrameworkNotInstalledError(msg)
 
 

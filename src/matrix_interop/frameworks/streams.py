@@ -20,7 +20,7 @@ LEGACY: Final = 1
 
 
 def handle_of(stream: Any) -> int:
-    """The driver handle of ``stream``: an int as in DLPack, a ``__cuda_stream__`` object, or one of torch, CuPy or numba.
+    """The driver handle of ``stream``: an int as in DLPack, a ``__cuda_stream__`` object, one of torch, CuPy, numba.
 
     Raises ValueError for 0 and for numbers below -1, TypeError for what is no stream.
     """
@@ -48,7 +48,7 @@ def producer_stream(view: TensorView) -> int:
 
 
 def order_streams(view: TensorView, producer: int, consumer: int) -> None:
-    """Make ``consumer`` wait for all that ``producer`` holds now, and keep the source's memory until consumer is done."""
+    """Make ``consumer`` wait for all that ``producer`` holds now, and keep the memory until ``consumer`` is done."""
     if producer == consumer or NO_ORDER in (producer, consumer):
         return
     runtime, ordinal = get_runtime(view.device.type), view.device.index

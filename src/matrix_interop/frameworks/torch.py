@@ -167,7 +167,8 @@ class TorchFramework(Framework):
         return torch.empty(reversed_.shape, dtype=kind, device=native.device).copy_(reversed_).permute(axes)
 
     def keep_until(self, native: torch.Tensor, stream: int, device: Device) -> None:
-        native.record_stream(torch.cuda.ExternalStream(stream, device=_torch_device(device)))
+        external: Any = torch.cuda.ExternalStream  # untyped in torch
+        native.record_stream(external(stream, device=_torch_device(device)))
 
 
 def _torch_device(device: Device) -> torch.device:
