@@ -570,8 +570,8 @@ def _as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
         raise UnsupportedLayoutError(f"a matrix has 2 axes, {describe(view)} has ndim {header.ndim}: {hint}")
     pending = view.pending
     if pending is not None:
-        write, inner = pending.write, (0,) * (2 - header.ndim)
-        pending = pending._replace(write=lambda out: write(out[inner]))
+        write = pending.write
+        pending = pending._replace(write=lambda out: write(out.reshape(header.shape)))  # one row: always a view
     return TensorView.of(
         header.reshape((1,) * (2 - header.ndim) + header.shape),
         view.framework,

@@ -1,4 +1,4 @@
-"""What a matrix computes itself: rows by index, normalised rows. On the host NumPy does it, on a device its framework."""
+"""What a matrix computes itself: rows by index, normalised rows. NumPy does it on the host, the framework elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carrying out plans that touch device memory: sharing in stream order, copying on a device, moving to another memory."""
+"""Carrying out plans that touch device memory: sharing in stream order, copying there, moving to another memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file a framework, all the same shape. `registry` finds the one that owns a tensor, `streams` orders their work."""
+"""One file a framework, all the same shape. `registry` finds the one that owns a tensor, `streams` orders work."""
 
 from __future__ import annotations
 
