@@ -26,7 +26,7 @@ EVERY = INTEGERS | REALS | COMPLEX | FLOAT8 | {"bool", "float16", "bfloat16"}
 WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # what JAX has only with x64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Kind:
     """One framework: ``make`` a tensor with the values of an ndarray, ``read`` it, its ``pointer`` (None if empty)."""
 
@@ -41,7 +41,7 @@ class Kind:
     framework: str = ""
     only_c: bool = False
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.name
 
 
