@@ -125,6 +125,9 @@ class PinnedArena:
         Large ordinary arrays get huge pages, as NumPy's own do.
         """
         shape, kind, nbytes = _layout(shape, dtype)
+        if self._results + nbytes > self._result_bytes:
+            with self._lock:
+                self._reap(thorough=False)
         if self._results + nbytes <= self._result_bytes:
             try:
                 return np.ndarray(shape, kind, self._block(nbytes, staging=False), 0, None, order)
@@ -258,7 +261,6 @@ class PinnedArena:
 
     def _find(self, nbytes: int) -> tuple[Store, int, int] | None:
         """Place or grow in the first store that can; None at the limit. MemoryError when every upstream refuses."""
-        refusal: Exception | None = None
         for store in self._open_stores():
             size = store.round(nbytes)
             with self._lock:
@@ -272,13 +274,13 @@ class PinnedArena:
             except NoRoomError:
                 return None
             except REFUSALS as error:
-                refusal = error
+                # Only the text is kept: the exception holds the frames of all callers, and with them their arrays.
                 self._ceilings[id(store)] = store.reserved + size
                 self._supply.reasons.append(f"{store.upstream.name} refused {size} bytes: {error}")
         if self._waiting.nbytes:
             return None
         msg = f"no upstream gives {nbytes} bytes: {'; '.join(self._supply.reasons)}"
-        raise MemoryError(msg) from refusal
+        raise MemoryError(msg)
 
     def _grow(self, store: Store, size: int) -> int:
         try:
@@ -426,11 +428,12 @@ def _layout(shape: int | Sequence[int], dtype: npt.DTypeLike) -> tuple[tuple[int
     if kind.hasobject:
         msg = f"dtype {kind} holds Python objects, which cannot live in an arena: use a dtype of plain numbers"
         raise UnsupportedDtypeError(msg)
-    dims = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
-    if dims and min(dims) < 0:
+    dims = tuple(map(index, shape)) if isinstance(shape, (tuple, list)) else (index(shape),)  # type: ignore[arg-type]
+    nbytes = math.prod(dims) * kind.itemsize
+    if nbytes < 0:  # two negative dimensions are left to NumPy
         msg = f"negative dimensions are not allowed: shape {dims}"
         raise ValueError(msg)
-    return dims, kind, math.prod(dims) * kind.itemsize
+    return dims, kind, nbytes
 
 
 #: Every arena, so that a forked child can tell its copies that they are dead.

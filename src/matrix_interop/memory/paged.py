@@ -51,7 +51,7 @@ class Remap:
 
 
 def page_size(limit: int) -> int:
-    """For an arena of ``limit`` bytes, the largest power of two that it holds 256 of, from 2 to 64 MiB; less if tiny."""
+    """The largest power of two of which ``limit`` bytes hold 256, from 2 to 64 MiB; at most a quarter of the limit."""
     return min(max(1 << max(1, limit // 256).bit_length() - 1, 2 * _MIB), 64 * _MIB, limit // 4)
 
 
@@ -150,7 +150,10 @@ class PageStore:
     def close(self) -> None:
         self.trim(0, float("inf"))
         if self._range and not self._blocks and not self._handles:
-            self.upstream.unreserve(self._base, self._range)
+            try:
+                self.upstream.unreserve(self._base, self._range)
+            except REFUSALS as error:
+                self.losses.append(f"{self.upstream.name}: the range of addresses would not go back: {error}")
             self._range = 0
 
     # Placing -----------------------------------------------------------------------------------
