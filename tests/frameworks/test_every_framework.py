@@ -212,7 +212,7 @@ def test_dlpack_into_every_consumer(source: Kind) -> None:
     assert address(tensor.to_numpy()) == where
     assert tensor.is_mutable != source.immutable
     if source.immutable:  # JAX asks for the form that cannot say read-only
-        with pytest.raises(BufferError, match="readonly|read-only"):
+        with pytest.raises(BufferError, match=r"readonly|read-only"):
             jax.dlpack.from_dlpack(m)
     else:
         assert np.array_equal(jax.dlpack.from_dlpack(m), VALUES)
@@ -240,7 +240,7 @@ def test_both_capsule_forms(source: Kind) -> None:
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("layout", ["rows", "columns", "reversed"])
 def test_pickling(source: Kind, protocol: int, layout: str) -> None:
-    """Every protocol brings back values, dtype, order and the read-only mark, and carries the matrix's own rows only."""
+    """Every protocol brings back values, dtype, order and read-only mark, and carries the matrix's own rows only."""
     m = from_tensor(make(source))[2:4]
     m = {"rows": m, "columns": m.T, "reversed": m[::-1]}[layout]
     sent = pickle.dumps(m, protocol)
@@ -279,7 +279,7 @@ def test_readonly_is_kept_copied_or_refused(target: Kind) -> None:
         assert target.pointer(m.to_tensor(target.name, copy=False)) == address(values)
     else:
         for refused in (lambda: m.to_tensor(target.name, copy=False), lambda: convert(values, target.name, copy=False)):
-            with pytest.raises(CopyRequiredError, match="read-only|writable"):
+            with pytest.raises(CopyRequiredError, match=r"read-only|writable"):
                 refused()
 
 

@@ -173,7 +173,7 @@ def copy_to(out: np.ndarray, view: TensorView) -> None:
         view.pending.write(out)
     else:
         values = view.header
-        if not np.can_cast(values.dtype, out.dtype, "unsafe"):  # two 8-bit floats that ml_dtypes converts by way of others
+        if not np.can_cast(values.dtype, out.dtype, "unsafe"):  # 8-bit floats that do not know each other
             values = values.astype(np.float32)
         np.copyto(out, values, casting="unsafe")
 
