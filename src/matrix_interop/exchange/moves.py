@@ -14,7 +14,8 @@ from matrix_interop.memory import default_arena, is_pinned
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
-from matrix_interop.transfer import Transfer, download, upload
+from matrix_interop.transfer import Transfer
+from matrix_interop.transfer.lanes import download, upload
 from matrix_interop.view import TensorView, describe
 
 __all__ = ["carry_out", "copied", "fetch", "share", "to_memory"]

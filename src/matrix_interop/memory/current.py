@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from matrix_interop.memory.arena import PinnedArena
+if TYPE_CHECKING:
+    from matrix_interop.memory.arena import PinnedArena
 
 __all__ = ["default_arena", "use_arena"]
 
@@ -42,6 +44,8 @@ def _make_default() -> PinnedArena:
     global _default  # noqa: PLW0603 - one arena for the process is the point
     with _lock:
         if _default is None:
+            from matrix_interop.memory.arena import PinnedArena  # not before somebody needs one
+
             _default = PinnedArena()
         return _default
 

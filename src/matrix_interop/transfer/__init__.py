@@ -1,8 +1,7 @@
-"""Moving data between host and device."""
+"""Moving data between host and device. The lanes are imported where something moves, so that host work stays light."""
 
 from __future__ import annotations
 
 from matrix_interop.transfer.base import Transfer
-from matrix_interop.transfer.lanes import download, upload
 
-__all__ = ["Transfer", "download", "upload"]
+__all__ = ["Transfer"]
