@@ -1,5 +1,5 @@
 """Producers that lie: one for each protocol, every field of which a test can forge."""
 
-from hostile.dlpack import NULL, Producer, live_structs
+from hostile.dlpack import NULL, Producer, Received, consume, live_structs
 
-__all__ = ["NULL", "Producer", "live_structs"]
+__all__ = ["NULL", "Producer", "Received", "consume", "live_structs"]

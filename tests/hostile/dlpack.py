@@ -1,4 +1,4 @@
-"""A DLPack producer, built with ctypes, that forges any field and counts what happens to its capsules.
+"""DLPack from both ends, built with ctypes: a producer that forges any field and counts, and a plain consumer.
 
 The structures are written down here once more, from dlpack.h, so that a mistake in the library's
 own cannot hide itself.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["NULL", "Producer", "live_structs"]
+__all__ = ["NULL", "Producer", "Received", "consume", "live_structs"]
 
 #: Forges a NULL pointer: data, shape, strides or deleter.
 NULL: Final = object()
@@ -91,8 +91,6 @@ def _destroy(capsule: int) -> None:
             struct = _structs[address][0]
             if struct.deleter:
                 _CALLBACK(struct.deleter)(address)
-            else:  # nobody could ever free it: not a leak of the library's
-                _structs.pop(address)
 
 
 class Producer:
@@ -128,6 +126,12 @@ class Producer:
         self.forged = forged
         self.made = self.deleted = 0
         self.calls: list[dict[str, Any]] = []
+
+    def forget(self) -> None:
+        """Drop the structures that nobody can delete: those without a deleter, or behind a wrong name."""
+        with _lock:
+            for address in [address for address, struct in _structs.items() if struct[-1] is self]:
+                del _structs[address]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         if self.device_raises is not None:
@@ -178,3 +182,51 @@ class Producer:
         self.made += 1
         name = forged.get("name", _NAMES[versioned])
         return _new_capsule(address, name, ctypes.cast(_destroy, ctypes.c_void_p).value)
+
+
+_valid = ctypes.pythonapi.PyCapsule_IsValid
+_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_rename = ctypes.pythonapi.PyCapsule_SetName
+_rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_USED: Final = (b"used_dltensor", b"used_dltensor_versioned")
+
+
+class Received(NamedTuple):
+    """What a capsule said: the values (host memory only), device, (code, bits, lanes), strides, flags, version."""
+
+    data: bytes | None
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: tuple[int, int]
+    dtype: tuple[int, int, int]
+    flags: int | None
+    version: tuple[int, int] | None
+
+
+def consume(capsule: Any) -> Received:
+    """Read a capsule of dense rows field by field, as a consumer without any library does, and call its deleter."""
+    versioned = bool(_valid(capsule, _NAMES[1]))
+    address = _pointer(capsule, _NAMES[versioned])
+    struct = (_Versioned if versioned else _Legacy).from_address(address)
+    tensor = struct.tensor
+    shape, strides = (
+        tuple((ctypes.c_int64 * tensor.ndim).from_address(block)) if tensor.ndim else ()
+        for block in (tensor.shape, tensor.strides)
+    )
+    nbytes = int(np.prod(shape, dtype=object)) * tensor.bits // 8
+    on_host = tensor.device_type == 1
+    received = Received(
+        ctypes.string_at(tensor.data + tensor.byte_offset, nbytes) if on_host and nbytes else None,
+        shape,
+        strides,
+        (tensor.device_type, tensor.device_id),
+        (tensor.code, tensor.bits, tensor.lanes),
+        struct.flags if versioned else None,
+        (struct.major, struct.minor) if versioned else None,
+    )
+    _rename(capsule, _USED[versioned])
+    _CALLBACK(struct.deleter)(address)
+    return received
