@@ -94,7 +94,12 @@ def test_released_blocks_are_reused_and_refused_twice():
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "error"),
-    [((3, -1), "f4", ValueError), ((2.5,), "f4", TypeError), ((3,), object, UnsupportedDtypeError), (-1, "f4", ValueError)],
+    [
+        ((3, -1), "f4", ValueError),
+        ((2.5,), "f4", TypeError),
+        ((3,), object, UnsupportedDtypeError),
+        (-1, "f4", ValueError),
+    ],
 )
 def test_bad_requests_change_nothing(shape, dtype, error):
     """A shape or dtype that cannot be is refused before anything is taken."""

@@ -11,7 +11,9 @@ import pytest
 from matrix_interop.memory.host import aligned_empty
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ">f4"])
+@pytest.mark.parametrize(
+    "dtype", [np.uint8, np.float32, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ">f4"]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (7, 5), (2, 3, 4)])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_shape_dtype_order_and_alignment_are_as_asked(dtype, shape, order):

@@ -10,6 +10,7 @@ from memory.fake_runtime import FakeRuntime
 
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.memory import PinnedArena, is_pinned
+from matrix_interop.memory.policies import Bounded
 from matrix_interop.memory.upstreams import REFUSALS, make_upstream, probe
 
 MIB = 1 << 20
@@ -115,30 +116,36 @@ def test_a_driver_at_its_cap_serves_what_still_fits():
     assert is_pinned(arena.empty(60 * MIB, "u1"))
 
 
+class SmallHunks(Bounded):
+    """The default policy in miniature, so that many little arenas are quick."""
+
+    hunk = MIB
+
+
 def play(arena, runtime):
     """A busy little life of an arena; what could not be had."""
     refused, held = 0, []
     for number, mb in enumerate((3, 50, 7, 90, 20, 60, 5, 120, 30, 8)):
         try:
-            array = arena.empty(mb * MIB, "u1")
+            array = arena.empty(mb * MIB // 16, "u1")
             array[0] = array[-1] = number
             held.append((array, number))
         except MemoryError:
             refused += 1
         if number % 3 == 2:
             held.pop(0)
-            arena.release(arena.block(MIB))
+            arena.release(arena.block(MIB // 16))
             arena.trim()
     assert all(array[0] == array[-1] == number for array, number in held)
     return refused
 
 
 @pytest.mark.filterwarnings("ignore:pinned memory is refused")
-@pytest.mark.parametrize("policy", ["bounded", "remap", "none"])
+@pytest.mark.parametrize("policy", [SmallHunks(), "remap", "none"], ids=["bounded", "remap", "none"])
 def test_a_refusal_at_any_call_leaves_the_books_right(policy):
     """Each call to the driver refused in turn, once or from then on: a fallback, and at the end nothing is held."""
     clean = FakeRuntime()
-    play(PinnedArena(1024 * MIB, policy=policy, runtime=clean, decay_s=None), clean)
+    play(PinnedArena(64 * MIB, policy=policy, staging_bytes=0, runtime=clean, decay_s=None), clean)
     total = len(clean.calls)
     for number in range(0, total, max(1, total // 40)):
         for lasting in (False, True):
@@ -148,7 +155,7 @@ def test_a_refusal_at_any_call_leaves_the_books_right(policy):
                 return bool(refusing) and (count >= number if lasting else count == number)
 
             runtime = FakeRuntime(refuse=refuse)
-            arena = PinnedArena(1024 * MIB, policy=policy, runtime=runtime, decay_s=None)
+            arena = PinnedArena(64 * MIB, policy=policy, staging_bytes=0, runtime=runtime, decay_s=None)
             assert play(arena, runtime) == 0
             refusing.clear()
             stats = arena.stats()

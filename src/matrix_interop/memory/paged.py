@@ -70,6 +70,8 @@ class PageStore:
         self._base = upstream.reserve(self._range)
         self._state = bytearray(self._range // page)
         self._handles: dict[int, int] = {}
+        #: Whether a page would not be unmapped, so that the range has to stay, too.
+        self._stuck = False
         #: Blocks per page that is the first or the last of a block: pages inside a block have one user.
         self._edges: Counter[int] = Counter()
         self._spare = 0
@@ -149,7 +151,7 @@ class PageStore:
 
     def close(self) -> None:
         self.trim(0, float("inf"))
-        if self._range and not self._blocks and not self._handles:
+        if self._range and not self._blocks and not self._handles and not self._stuck:
             try:
                 self.upstream.unreserve(self._base, self._range)
             except REFUSALS as error:
@@ -286,6 +288,7 @@ class PageStore:
         except REFUSALS as error:
             self.losses.append(f"{self.upstream.name}: {self._page} bytes would not go back: {error}")
             self._handles.pop(page)
+            self._stuck = True
             return
         self._destroy(handle)
 

@@ -37,22 +37,18 @@ class Mapping:
         except (OSError, ValueError, OverflowError) as error:
             msg = f"cannot map {nbytes} bytes of ordinary memory: {error}"
             raise MemoryError(msg) from error
-        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.address = -(-self._start // HUGE_PAGE) * HUGE_PAGE
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._offset = -start % HUGE_PAGE
+        self.address = start + self._offset
         self.nbytes = nbytes
         if sys.platform == "linux":
             with contextlib.suppress(OSError):  # a kernel without huge pages serves small ones
                 self._map.madvise(mmap.MADV_HUGEPAGE, *self._pages(0, nbytes))
 
     @property
-    def buffer(self) -> mmap.mmap:
-        """The object that owns the addresses: an array over it keeps them. The mapping starts at `offset` in it."""
-        return self._map
-
-    @property
-    def offset(self) -> int:
-        """Where the mapping starts in `buffer`, in bytes."""
-        return self.address - self._start
+    def buffer(self) -> memoryview:
+        """The bytes. An array over them keeps the mapping."""
+        return memoryview(self._map)[self._offset : self._offset + self.nbytes]
 
     def discard(self, offset: int, nbytes: int) -> None:
         """Give the memory of whole pages back; they read as zeroes afterwards. Elsewhere than on Linux, nothing."""
@@ -64,7 +60,7 @@ class Mapping:
         self._map.close()
 
     def _pages(self, offset: int, nbytes: int) -> tuple[int, int]:
-        return self.offset + offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return self._offset + offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _map(nbytes: int) -> mmap.mmap:

@@ -46,7 +46,7 @@ class Region:
         self, shape: tuple[int, ...], dtype: np.dtype[Any], *, offset: int = 0, order: Literal["C", "F"] = "C"
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """A writeable array over the bytes from ``offset`` on. Raises TypeError when it would pass the region's end."""
-        return np.ndarray(shape, dtype, self._mapping.buffer, self._mapping.offset + offset, None, order)
+        return np.ndarray(shape, dtype, self._mapping.buffer, offset, None, order)
 
     def touch(self, nbytes: int) -> None:
         """Have pages behind the first ``nbytes`` now. What is beyond the region's end is left out."""
