@@ -8,6 +8,7 @@ shared with it safely; writable memory that is shared must not be written while 
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 from typing import Any, Final, cast
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.dlpack import Capsule, capsule_of, header_of
-from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
@@ -26,6 +27,11 @@ from matrix_interop.view import TensorView
 
 _ALIGNMENT: Final = 64
 LEGACY: Final = 1
+#: Types that NumPy exports over DLPack by itself.
+_EXPORTED: Final = frozenset(dtype for dtype in DLPACK_OF_DTYPE if not is_extension(dtype))
+_OneDevice: Final = jax.sharding.SingleDeviceSharding
+_view_of: Final = TensorView.of
+_from_dlpack: Final = jax.dlpack.from_dlpack
 _NARROWED: Final = frozenset(np.dtype(kind) for kind in ("i8", "u8", "f8", "c16"))
 
 
@@ -59,26 +65,34 @@ class JaxFramework(Framework):
         return isinstance(x, jax.Array)
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
-        what = f"jax {x.dtype} {tuple(x.shape)}"
+        try:  # an array on one host device; traced and deleted ones and keys raise
+            sharding = x.sharding
+            if type(sharding) is _OneDevice and _device(*sharding.device_set) is CPU:
+                header = np.asarray(x)
+                if header.dtype in DLPACK_OF_DTYPE:
+                    return _view_of(header, "jax", x)
+        except (AttributeError, RuntimeError, TypeError):
+            pass
+        return self._careful_view(x)
+
+    def _careful_view(self, x: Any) -> TensorView:
+        """Any other array: on a device, or unreadable."""
         if isinstance(x, jax.core.Tracer):
-            raise UnsupportedTensorError(
-                f"{what} cannot be read: it is traced (jit, grad or vmap); convert outside the transform"
-            )
+            raise _unreadable(x, "it is traced (jit, grad or vmap); convert outside the transform")
         if x.is_deleted():
-            raise UnsupportedTensorError(f"{what} cannot be read: it was deleted or donated")
-        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-            raise UnsupportedTensorError(f"{what} cannot be read: it holds random keys; use jax.random.key_data(x)")
+            raise _unreadable(x, "it was deleted or donated")
+        if not isinstance(x.dtype, np.dtype):
+            raise _unreadable(x, "it holds random keys; use jax.random.key_data(x)")
         devices = x.devices()
         if len(devices) != 1:
-            raise UnsupportedTensorError(
-                f"{what} cannot be read: it is spread over {len(devices)} devices; gather it with jax.device_put first"
-            )
-        require_plain(np.dtype(x.dtype))
-        device = as_device(next(iter(devices)))
-        if device.is_host:
+            raise _unreadable(x, f"it is spread over {len(devices)} devices; gather it with jax.device_put first")
+        require_plain(x.dtype)
+        (device,) = devices
+        device = _device(device)
+        if device is CPU:
             return TensorView.of(np.asarray(x), "jax", x)
         # JAX shows no streams. Its own export makes the array ready on one that is named: the legacy default stream.
-        header = Capsule(x.__dlpack__(stream=LEGACY), what).header()
+        header = Capsule(x.__dlpack__(stream=LEGACY), f"jax {x.dtype} {x.shape}").header()
         return TensorView.of(header, "jax", x, device, stream=LEGACY)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
@@ -115,6 +129,13 @@ class JaxFramework(Framework):
             header = header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
         return jax.dlpack.from_dlpack(_Capsule(header, device, owner))
 
+    def quick(self, header: np.ndarray) -> Any:
+        # What is plainly dense goes to JAX as it is, without looking at strides one by one.
+        plain = header.flags.carray and header.dtype in _EXPORTED and not _is_cut(header.dtype)
+        if plain and min(header.shape, default=0) > 1 and not header.__array_interface__["data"][0] % _ALIGNMENT:
+            return _from_dlpack(header)
+        return super().quick(header)
+
     def alias(self, native: Any) -> Any:
         if _is_cut(native.dtype):  # DLPack would cut it as well; this object ends with native.delete()
             return jax.make_array_from_single_device_arrays(native.shape, native.sharding, [native])
@@ -145,6 +166,14 @@ class JaxFramework(Framework):
 
     def devices(self) -> tuple[Device, ...]:
         return tuple(dict.fromkeys([CPU, *(as_device(device) for device in jax.devices())]))
+
+
+def _unreadable(x: Any, why: str) -> UnsupportedTensorError:
+    return UnsupportedTensorError(f"jax {x.dtype} {tuple(x.shape)} cannot be read: {why}")
+
+
+#: `as_device`, remembered for the few device objects of JAX.
+_device: Final = cache(as_device)
 
 
 def _jax_device(device: Device) -> Any:
