@@ -12,11 +12,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from memory.fake_runtime import FakeRuntime
 
 import matrix_interop.memory
 from matrix_interop.errors import ClosedError, PinnedLimitError, UnsupportedDtypeError
 from matrix_interop.memory import PinnedArena, default_arena, is_pinned, use_arena
+from memory.fake_runtime import FakeRuntime
 
 MIB = 1 << 20
 

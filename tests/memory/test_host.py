@@ -17,7 +17,7 @@ from matrix_interop.memory.host import aligned_empty
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (7, 5), (2, 3, 4)])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_shape_dtype_order_and_alignment_are_as_asked(dtype, shape, order):
-    """Every dtype and shape, zero sizes included, comes out aligned, writeable and contiguous in the order asked for."""
+    """Every dtype and shape, zero sizes included, comes out aligned, writeable and in the order asked for."""
     array = aligned_empty(shape, np.dtype(dtype), order)
     assert (array.shape, array.dtype, array.flags.writeable) == (shape, np.dtype(dtype), True)
     assert array.flags.c_contiguous if order == "C" else array.flags.f_contiguous

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -54,7 +55,7 @@ def test_blocks_never_overlap_and_the_sums_are_right(policy, steps):
             store.give(address)
         assert store.used == sum(size for _, size in live) <= store.reserved <= limit
         ordered = sorted(live)
-        assert all(start + size <= after for (start, size), (after, _) in zip(ordered, ordered[1:], strict=False))
+        assert all(start + size <= after for (start, size), (after, _) in pairwise(ordered))
     for address, _ in live:
         store.give(address)
     held = store.reserved

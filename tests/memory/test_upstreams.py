@@ -6,12 +6,12 @@ import ctypes
 
 import numpy as np
 import pytest
-from memory.fake_runtime import FakeRuntime
 
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.memory import PinnedArena, is_pinned
 from matrix_interop.memory.policies import Bounded
 from matrix_interop.memory.upstreams import REFUSALS, make_upstream, probe
+from memory.fake_runtime import FakeRuntime
 
 MIB = 1 << 20
 GIVING_BACK = ("host_unregister", "host_free", "unmap", "destroy", "unreserve")

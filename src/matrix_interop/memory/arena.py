@@ -208,9 +208,10 @@ class PinnedArena:
         for store in self._stores:
             store.close()
 
-    def __del__(self) -> None:
-        # No block is alive, for each holds its arena. At exit the system takes everything back by itself.
-        if not sys.is_finalizing() and getattr(self, "_end", "forked") != "forked":
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # No block is alive, for each holds its arena. At exit the system takes everything back by itself, and the
+        # names of this module are gone already: hence the default argument.
+        if not _is_finalizing() and getattr(self, "_end", "forked") != "forked":
             self._close()
 
     def __repr__(self) -> str:
