@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS"]
 
 _MAGIC: Final = b"ARROW1"
+#: How a stream ends: the mark of a message, and the length 0.
+_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _ERRORS: Final = (OSError, ValueError, KeyError, TypeError, NotImplementedError, MemoryError, OverflowError, IndexError)
 
 
@@ -82,7 +84,7 @@ class _Batches(Rows):
         with refusing(path, "Arrow", *_ERRORS):
             with pa.memory_map(str(path)) as source:
                 whole = source.read_buffer()
-            schema, self._batches = _read(pa, whole)
+            schema, self._batches = _read(pa, path, whole)
             self._columns = Columns(path, schema, options)
             for batch in self._batches:
                 batch.validate(full=True)
@@ -116,13 +118,33 @@ class _Batches(Rows):
         self._batches = []
 
 
-def _read(pa: Any, whole: Any) -> tuple[Any, list[Any]]:
-    """Schema and batches of a file, or of a stream, that shares ``whole``."""
-    if whole.slice(0, min(len(_MAGIC), whole.size)).to_pybytes() == _MAGIC:
-        reader = pa.ipc.open_file(whole)
-        return reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
-    stream = pa.ipc.open_stream(whole)
-    return stream.schema, list(stream)
+def _read(pa: Any, path: Path, whole: Any) -> tuple[Any, list[Any]]:
+    """Schema and batches of a file, or of a stream, that share ``whole``.
+
+    A file is a stream between its magic and its footer: both are read, since neither carries a checksum, and must
+    agree.
+    """
+    is_file = whole.slice(0, min(len(_MAGIC), whole.size)).to_pybytes() == _MAGIC
+    if not is_file and whole.slice(max(0, whole.size - len(_END))).to_pybytes() != _END:
+        msg = f"{path}: the Arrow stream of {whole.size} bytes does not end in its end mark: it was cut off"
+        raise FormatError(msg)
+    stream = pa.ipc.open_stream(whole.slice(8) if is_file else whole)
+    batches = list(stream)
+    if is_file:
+        file = pa.ipc.open_file(whole)
+        listed = [file.get_batch(i) for i in range(file.num_record_batches)]
+        if file.schema != stream.schema or [_place(whole, b) for b in listed] != [_place(whole, b) for b in batches]:
+            counts = [batch.num_rows for batch in listed]
+            msg = f"{path}: the Arrow footer says batches of {counts[:20]} rows, but others come before it"
+            raise FormatError(msg)
+    return stream.schema, batches
+
+
+def _place(whole: Any, batch: Any) -> tuple[int, list[int]]:
+    """The rows of a batch and where its buffers lie in the file: decompressed or byte-swapped ones do not."""
+    buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+    places = [buffer.address - whole.address for buffer in buffers]
+    return batch.num_rows, [place for place in places if 0 <= place < whole.size]
 
 
 FORMATS: Final[dict[str, Format]] = dict.fromkeys(("arrow", "feather", "arrows"), Arrow())

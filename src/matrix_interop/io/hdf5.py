@@ -92,13 +92,11 @@ def _describe(h5py: Any, path: Path, size: int, stored: Any, options: Options) -
         msg = f"{path}: {what} is empty: it has no shape"
         raise FormatError(msg)
     dtype = stored.dtype
+    if dtype.kind in "iuf" and stored.id.get_type() != h5py.h5t.py_create(dtype):
+        msg = f"{path}: {what} describes its {dtype} in no usual way: damaged, or read it with h5py and convert it"
+        raise FormatError(msg)
     if dtype.name not in _NUMBERS:
         msg = f"{path}: {what} holds {dtype}, not plain numbers: read it with h5py and convert it"
-        raise UnsupportedDtypeError(msg)
-    if stored.id.get_type() != h5py.h5t.py_create(dtype):
-        msg = (
-            f"{path}: {what} describes its {dtype} in a way that is not the usual one: read it with h5py and convert it"
-        )
         raise UnsupportedDtypeError(msg)
     shape = as_matrix(path, what, stored.shape, options)
     require_addressable(path, what, shape, dtype)

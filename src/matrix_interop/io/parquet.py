@@ -6,7 +6,7 @@ so that reading in small blocks decodes each once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import numpy as np
 
@@ -74,14 +74,15 @@ class _RowGroups(Rows):
         parquet = require_library("pyarrow.parquet", "pyarrow", "Parquet")
         self._path = path
         with refusing(path, "Parquet", *_ERRORS):
-            self._file = parquet.ParquetFile(path, page_checksum_verification=True)
+            self._file = parquet.ParquetFile(path, page_checksum_verification=True, buffer_size=1 << 20)
             try:
                 metadata = self._file.metadata
                 self._columns = Columns(path, self._file.schema_arrow, options)
                 counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
                 shape = (metadata.num_rows, self._columns.dim)
                 require_addressable(path, "the Parquet footer", shape, self._columns.dtype)
-                self._require_counts(metadata, counts)
+                self._require_counts(metadata.num_rows, counts)
+                self._decode_one_row(counts)
             except BaseException:
                 self._file.close()
                 raise
@@ -90,22 +91,25 @@ class _RowGroups(Rows):
         self.near = max(counts, default=1)
         self._kept: tuple[int, Array] | None = None
 
-    def _require_counts(self, metadata: Any, counts: list[int]) -> None:
-        """Rows and values that the footer counts in several places must agree before anything is allocated."""
-        if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
-            msg = f"{self._path}: the Parquet footer says {metadata.num_rows} rows, its row groups {counts[:20]}"
+    def _require_counts(self, total: int, counts: list[int]) -> None:
+        """Rows that the footer counts in two places must agree before anything is allocated.
+
+        The values that it counts a column would be a third, but asking pyarrow for a column of a damaged footer can
+        end the process.
+        """
+        if min(counts, default=0) < 0 or sum(counts) != total:
+            msg = f"{self._path}: the Parquet footer says {total} rows, its row groups {counts[:20]}"
             raise FormatError(msg)
-        widths = dict(zip(self._columns.names, self._columns.widths, strict=True))
-        for i, count in enumerate(counts):
-            group = metadata.row_group(i)
-            for j in range(group.num_columns):
-                name = group.column(j).path_in_schema.split(".")[0]
-                if name in widths and group.column(j).num_values > count * max(widths[name], 1):
-                    msg = (
-                        f"{self._path}: row group {i} of the Parquet file has {count} rows, but "
-                        f"{group.column(j).num_values} values in column {name!r} of width {widths[name]}"
-                    )
-                    raise FormatError(msg)
+
+    def _decode_one_row(self, counts: list[int]) -> None:
+        """A damaged schema can claim any width: see one row of it before anything that wide is allocated."""
+        group = next((i for i, count in enumerate(counts) if count), None)
+        if group is not None:
+            names = list(self._columns.names)
+            rows = self._file.iter_batches(batch_size=1, row_groups=[group], columns=names, use_threads=False)
+            if next(rows, None) is None:
+                msg = f"{self._path}: row group {group} should hold {counts[group]} rows and holds none"
+                raise FormatError(msg)
 
     def read(self, start: int, stop: int) -> Array:
         out = np.empty((stop - start, self.layout.shape[1]), self.layout.dtype)
