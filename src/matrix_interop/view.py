@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from matrix_interop.devices import CPU, HOST_CODES, Device
-from matrix_interop.dlpack import capsule_of
+from matrix_interop.dlpack import capsule_of, header_of
 from matrix_interop.dtypes import is_extension
 from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError
 from matrix_interop.reasons import Reason
@@ -179,7 +179,8 @@ class TensorView:
     def _export(self, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
         if self.pending is not None:
             raise BufferError(f"{describe(self)} has {self.pending.text}: export from_tensor(x), which resolves it")
-        header, device = self.header, self.device
+        header, device = _without_idle_strides(self.header), self.device
+        backwards = min(header.strides, default=0) < 0
         if device.is_host:
             if stream not in (None, -1):
                 raise BufferError(f"stream={stream!r} makes no sense for memory on the host: leave it out")
@@ -187,7 +188,7 @@ class TensorView:
                 raise BufferError(
                     f"{describe(self)} cannot be exported to DLPack device {tuple(dl_device)}: call to_device() first"
                 )
-            if copy is not True and header.size and min(header.strides, default=0) < 0:
+            if backwards and not copy:
                 if copy is False or copies_forbidden():
                     raise CopyRequiredError(
                         f"{describe(self)} has negative strides, which not every consumer survives: allow a copy"
@@ -195,7 +196,8 @@ class TensorView:
                 copy = True
             if copy:
                 header = np.array(header, order="K", copy=True, subok=False)
-                record_copy(header.nbytes, Reason.REQUESTED, "copied for a DLPack consumer")
+                reason = Reason.NEGATIVE_STRIDE if backwards else Reason.REQUESTED
+                record_copy(header.nbytes, reason, "copied for a DLPack consumer")
         else:
             if dl_device is not None and tuple(dl_device) != device.dlpack:
                 other = f"DLPack device {tuple(dl_device)}"
@@ -204,9 +206,16 @@ class TensorView:
                 )
             if copy:
                 raise BufferError("copy=True is not offered for device memory: copy in the consumer")
+            if backwards:
+                raise BufferError(f"{describe(self)} has negative strides, which not every consumer survives: copy it")
             self.frameworks.make_ready(self, stream)
         if max_version is not None:
             max_version = (int(max_version[0]), int(max_version[1]))
+        if not header.flags.writeable and (max_version is None or max_version[0] < 1):
+            raise BufferError(
+                f"{describe(self)} has no legacy capsule, which could not say read-only: ask for max_version=(1, 0), "
+                "or convert with to_tensor() or convert()"
+            )
         return capsule_of(header, device, max_version=max_version, copied=bool(copy))
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -247,6 +256,17 @@ class TensorView:
         except DeviceUnavailableError as error:
             raise AttributeError(str(error)) from error
         return interface
+
+
+def _without_idle_strides(header: np.ndarray) -> np.ndarray:
+    """The same memory, no negative stride on an axis where none counts: consumers judge by it all the same."""
+    if min(header.strides, default=0) >= 0 or any(
+        step < 0 < header.size and n > 1 for n, step in zip(header.shape, header.strides, strict=True)
+    ):
+        return header
+    strides = tuple(abs(step) for step in header.strides)
+    address, readonly = header.__array_interface__["data"]
+    return header_of(address, header.shape, strides, header.dtype, readonly=readonly, owner=header)
 
 
 def describe(view: TensorView) -> str:
