@@ -55,7 +55,7 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
     if isinstance(dtype, str) and dtype in _BY_NAME:
         return _BY_NAME[dtype]
     try:
-        found = np.dtype(dtype)
+        found = np.dtype("None" if dtype is None else dtype)  # NumPy would read None as float64
     except TypeError:
         name = str(dtype).rpartition(".")[2]
         if name in _BY_NAME:

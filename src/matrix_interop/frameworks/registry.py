@@ -82,12 +82,12 @@ class Framework(ABC):
         For device memory ``header`` is never read; ``owner`` is the view that it belongs to.
         """
 
-    def quick(self, header: np.ndarray) -> Any:
+    def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         """A tensor over host memory, or None where something may be in the way: the fast path asks no reasons."""
         if (
             "cpu" not in self.device_types
             or self.refusal(header.dtype) is not None
-            or self.obstacle(header) is not None
+            or self.obstacle(header, share_readonly=share_readonly) is not None
         ):
             return None
         return self.wrap(header)
@@ -161,6 +161,9 @@ def register_framework(name: str, adapter: Framework | type[Framework]) -> None:
     if not issubclass(adapter if isinstance(adapter, type) else type(adapter), Framework):
         msg = f"cannot register {adapter!r} as {name!r}: write a subclass of matrix_interop.Framework"
         raise UnknownFrameworkError(msg)
+    own = getattr(adapter, "name", None)
+    if own != name:
+        raise UnknownFrameworkError(f"cannot register {adapter!r} as {name!r}: its own name is {own!r}")
     with _lock:
         _registered[name] = adapter
         _adapters.pop(name, None)
