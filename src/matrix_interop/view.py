@@ -20,7 +20,7 @@ from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError
 from matrix_interop.reasons import Reason
 from matrix_interop.tracking import copies_forbidden, record_copy
 
-__all__ = ["Pending", "TensorView"]
+__all__ = ["DeviceView", "Pending", "TensorView"]
 
 
 class Pending(NamedTuple):
@@ -70,7 +70,8 @@ class TensorView:
     pending: Pending | None
     #: What a reader of a plan should know although nothing is copied ("detached from its graph"), or "".
     note: str
-    #: Stream that the producer named for its data, or None: then the framework's current one counts.
+    #: Stream that the producer named for its data (-1: it is there already), or None: then its framework's current one
+    #: counts.
     stream: int | None
 
     def __init__(self, x: Any) -> None:
@@ -247,14 +248,15 @@ class TensorView:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3, strides in bytes; the data is ready on the stream it names."""
-        if self.device.type != "cuda" or is_extension(self.header.dtype):
+        if self.device.type != "cuda" or self.pending is not None or is_extension(self.dtype):
             raise AttributeError(f"__cuda_array_interface__ cannot describe {describe(self)}")
         interface = dict(self.header.__array_interface__)
         interface["version"] = 3
         try:
-            interface["stream"] = self.frameworks.producer_stream(self)
+            stream = self.frameworks.producer_stream(self)
         except DeviceUnavailableError as error:
             raise AttributeError(str(error)) from error
+        interface["stream"] = None if stream < 0 else stream
         return interface
 
 
@@ -267,6 +269,68 @@ def _without_idle_strides(header: np.ndarray) -> np.ndarray:
     strides = tuple(abs(step) for step in header.strides)
     address, readonly = header.__array_interface__["data"]
     return header_of(address, header.shape, strides, header.dtype, readonly=readonly, owner=header)
+
+
+class DeviceView(TensorView):
+    """A view of a framework's device tensor, from its facts alone.
+
+    The array header costs as much as the rest of an exchange and is needed only where layouts are
+    computed, so it is made when first asked for.
+    """
+
+    __slots__ = ("_header", "dtype", "pointer", "readonly", "shape", "strides")
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]
+    readonly: bool
+    pointer: int
+
+    @classmethod
+    def of_tensor(
+        cls,
+        native: Any,
+        framework: str,
+        device: Device,
+        pointer: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        readonly: bool = False,
+        note: str = "",
+        pending: Pending | None = None,
+        stream: int | None = None,
+    ) -> DeviceView:
+        """A view of ``native``, whose memory starts at ``pointer``. ``strides`` in bytes."""
+        self = cls.__new__(cls)
+        self._header = None
+        self.native = native
+        self.framework = framework
+        self.device = device
+        self.pointer = pointer
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.readonly = readonly
+        self.note = note
+        self.pending = pending
+        self.stream = stream
+        return self
+
+    @property
+    def header(self) -> np.ndarray:  # type: ignore[override]
+        """The array header; never read through it."""
+        header = self._header
+        if header is None:
+            header = self._header = header_of(
+                self.pointer, self.shape, self.strides, self.dtype, readonly=self.readonly, owner=self.native
+            )
+        return header
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
 
 def describe(view: TensorView) -> str:
