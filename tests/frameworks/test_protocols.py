@@ -28,6 +28,8 @@ from matrix_interop.frameworks import protocols
 from matrix_interop.frameworks.registry import read
 from matrix_interop.runtime.base import Pointer
 
+HUGE = 2**62
+
 
 def matrix() -> np.ndarray:
     """Six float32 values, 2 x 3."""
@@ -116,7 +118,7 @@ def test_a_senseless_device_is_refused(method: Any) -> None:
 def test_a_producer_that_contradicts_itself_is_refused(method: tuple[int, int], device: tuple[int, int]) -> None:
     """Nobody can tell which is the lie, and either reading may touch memory that is not there."""
     producer = Producer(matrix(), method=method, device=device)
-    with pytest.raises(UnsupportedTensorError, match="it says .*, and its capsule says "):
+    with pytest.raises(UnsupportedTensorError, match=r"it says .*, and its capsule says "):
         read(producer)
     assert (producer.made, producer.deleted) == (1, 1)
 
@@ -145,9 +147,9 @@ def test_stream_zero_is_never_asked_for(device: tuple[int, int], request_: dict[
 
 def test_a_class_is_no_tensor() -> None:
     """A class with protocol methods describes its instances."""
-    with pytest.raises(UnknownFrameworkError, match="builtins.type"):
+    with pytest.raises(UnknownFrameworkError, match=r"builtins\.type"):
         read(Producer)
-    with pytest.raises(UnknownFrameworkError, match="builtins.type"):
+    with pytest.raises(UnknownFrameworkError, match=r"builtins\.type"):
         read(np.ndarray)
 
 
@@ -174,7 +176,7 @@ def test_array_interface_is_shared_and_asked_for_once() -> None:
 
 
 def test_array_interface_over_a_buffer() -> None:
-    """``data`` may be a buffer, or absent where the object is one; NumPy checks the size against it."""
+    """``data`` may be a buffer, or absent where the object is one; whose size is checked."""
     block = bytearray(matrix().tobytes())
     fields = {"shape": (2, 3), "typestr": "<f4", "version": 3}
     view = read(Offers(__array_interface__={**fields, "data": block}))
@@ -187,12 +189,32 @@ def test_array_interface_over_a_buffer() -> None:
 
     assert read(Block(matrix().tobytes())).header.tolist() == matrix().tolist()
     with pytest.raises(UnsupportedTensorError, match="cannot be read"):
-        read(Offers(__array_interface__={**fields, "data": block[:20]}))
-    with pytest.raises(UnsupportedTensorError, match="cannot be read"):
-        read(Offers(__array_interface__={**fields, "data": b"\x10\x00"}))
+        read(Block(20))
 
 
-HUGE = 2**62
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"data": bytes(20)},
+        {"data": b"\x10\x00"},  # two numbers, were it taken for a pair
+        {"data": memoryview(bytes(48))[::2]},
+        {"data": bytes(24), "offset": 4},
+        {"data": bytes(24), "offset": -4},
+        {"data": bytes(24), "offset": 2**64},
+        {"data": bytes(24), "offset": "4"},
+        {"data": bytes(24), "strides": (24, 4)},
+        {"data": bytes(24), "strides": (-12, 4)},
+        {"data": bytes(24), "shape": (HUGE, 3)},
+        {"data": bytes(24), "shape": (-2, 3)},
+        {"data": 16},
+    ],
+)
+def test_a_buffer_that_is_too_small_is_refused(forged: dict[str, Any]) -> None:
+    """All fields are checked against its size, which np.asarray does not do."""
+    with pytest.raises(UnsupportedTensorError, match="__array_interface__"):
+        read(Offers(__array_interface__=interface(matrix(), **forged)))
+
+
 BAD_FIELDS: list[dict[str, Any]] = [
     {"shape": (2, -3)},
     {"shape": (2.0, 3)},
@@ -271,18 +293,17 @@ def test_a_property_that_fails_is_a_refusal(name: str) -> None:
         read(Offers(**{name: fail(RuntimeError("grad"))}))
 
 
-@pytest.mark.parametrize(
-    "forged", [{"strides": (0, 4)}, {"strides": (-12, 4), "data": None}, {"shape": (0, 3), "data": (0, True)}]
-)
-def test_odd_but_true_interfaces(forged: dict[str, Any]) -> None:
-    """Zero and negative strides, and no address behind no entries."""
+def test_odd_but_true_interfaces() -> None:
+    """Zero and negative strides, foreign byte order, and no address behind no entries."""
     a = matrix()
-    if forged.get("data", 0) is None:
-        forged = {**forged, "data": (a.ctypes.data + 12, False)}
-    expected = np.asarray(type("X", (), {"__array_interface__": interface(a, **forged)}))
-    x = Offers(__array_interface__=interface(a, **forged))
-    assert read(x).header.tolist() == np.asarray(x).tolist()
-    assert expected.ndim == 0  # a class offers nothing to NumPy either
+    assert read(Offers(__array_interface__=interface(a, strides=(0, 4)))).header.tolist() == [[0, 1, 2], [0, 1, 2]]
+    backwards = interface(a, data=(a.ctypes.data + 12, True), strides=(-12, 4))
+    view = read(Offers(__array_interface__=backwards))
+    assert (view.header.tolist(), view.readonly) == ([[3, 4, 5], [0, 1, 2]], True)
+    swapped = a.astype(">f4")
+    assert read(Offers(__array_interface__=interface(swapped))).header.tolist() == a.tolist()
+    for address in (0, None):
+        assert read(Offers(__array_interface__=interface(a, shape=(0, 3), data=(address, False)))).shape == (0, 3)
 
 
 # CUDA array interface ----------------------------------------------------------------------------
@@ -368,7 +389,7 @@ def test_buffers_are_shared() -> None:
         assert read(pages).shape == (64,)
 
 
-@pytest.mark.parametrize("make", [lambda: (ctypes.c_void_p * 2)(), lambda: (ctypes.c_longdouble * 2)()])
+@pytest.mark.parametrize("make", [ctypes.c_void_p * 2, ctypes.c_longdouble * 2])
 def test_a_buffer_in_a_format_that_numpy_cannot_read_is_refused(make: Any) -> None:
     """One error, whatever NumPy says to it."""
     with pytest.raises(UnsupportedTensorError, match="buffer of"):
@@ -422,7 +443,7 @@ def test_an_array_method_that_copies_says_so(error: type[Exception]) -> None:
     with track_copies() as log:
         assert convert(x, "numpy").tolist() == matrix().tolist()
     assert log.nbytes == 24
-    with pytest.raises(CopyRequiredError, match="__array__ of .*HasArray copies"):
+    with pytest.raises(CopyRequiredError, match=r"__array__ of .*HasArray copies"):
         convert(x, "numpy", copy=False)
 
 
@@ -502,7 +523,7 @@ def test_an_object_without_a_protocol_is_named(x: Any) -> None:
 
 # Arrow -------------------------------------------------------------------------------------------
 class ArrowColumn:
-    """One column behind Arrow's capsule interface, as an array or as a stream, and an ``__array__`` that hides nulls."""
+    """One column behind Arrow's capsule interface, and an ``__array__`` that hides its nulls."""
 
     def __init__(self, column: Any) -> None:
         self.column = column
@@ -561,7 +582,7 @@ def test_an_arrow_capsule_that_fails_is_a_refusal() -> None:
         def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
             return 3
 
-    with pytest.raises(UnsupportedTensorError, match="Arrow capsule of .*Broken"):
+    with pytest.raises(UnsupportedTensorError, match=r"Arrow capsule of .*Broken"):
         read(Broken())
 
 

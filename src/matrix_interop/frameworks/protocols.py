@@ -119,7 +119,8 @@ def read_cuda_array_interface(x: Any, _: Any = None) -> TensorView | None:
     from matrix_interop.runtime import get_runtime
 
     what = f"__cuda_array_interface__ of {_name(x)}"
-    address, readonly, shape, strides, dtype = _checked(interface, what)
+    shape, strides, dtype = _described(interface, what)
+    address, readonly = _located(interface, what, shape, strides, dtype)
     version, stream = interface.get("version"), interface.get("stream")
     if not _is_whole(version) or not 0 <= version <= _LATEST_CUDA_INTERFACE:
         raise UnsupportedTensorError(f"{what} has version {version!r}: 0 to {_LATEST_CUDA_INTERFACE} can be read")
@@ -138,54 +139,41 @@ def read_cuda_array_interface(x: Any, _: Any = None) -> TensorView | None:
 
 
 def read_array_interface(x: Any, _: Any = None) -> TensorView | None:
-    """An object with ``__array_interface__`` over host memory: an address, or a buffer whose size NumPy checks."""
+    """An object with ``__array_interface__`` over host memory: an address, or a buffer."""
     interface = _attribute(x, "__array_interface__")
     if interface is None:
         return None
     what = f"__array_interface__ of {_name(x)}"
+    shape, strides, dtype = _described(interface, what)
+    data = interface.get("data")
+    if isinstance(data, tuple):
+        address, readonly = _located(interface, what, shape, strides, dtype)
+        return _view(header_of(address, shape, strides, dtype, readonly=readonly, owner=x))
     try:
-        buffer = interface.get("data")
-        if not isinstance(buffer, tuple):
-            fields = {"data": memoryview(x if buffer is None else buffer), "mask": None, "version": 3}
-            return _view(np.asarray(_Interface({**interface, **fields}, x)))
-    except MatrixInteropError:
-        raise
+        buffer, offset = memoryview(x if data is None else data), _integer(interface.get("offset", 0))
+        if offset < 0:
+            raise ValueError(f"offset {offset} lies before the buffer")
+        # The constructor checks the rest against the size of the buffer; np.asarray of such an interface does not.
+        return _view(np.ndarray(shape, dtype, buffer, offset, strides))
     except Exception as error:
         raise _failed(what, error) from error
-    address, readonly, shape, strides, dtype = _checked(interface, what)
-    return _view(header_of(address, shape, strides, dtype, readonly=readonly, owner=x))
 
 
-class _Interface:
-    """An array interface as it was when it was read, and the object that it belongs to."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        self.__array_interface__ = interface
-        self.owner = owner
-
-
-def _checked(interface: Any, what: str) -> tuple[int, bool, tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
-    """The fields that both array interfaces share: (address, readonly, shape, strides, dtype), checked."""
+def _described(interface: Any, what: str) -> tuple[tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
+    """Shape, strides and dtype, the fields that both array interfaces share, checked one by one."""
     try:
         shape = tuple(_integer(n) for n in interface["shape"])
         typestr = interface["typestr"]
         if not isinstance(typestr, str):  # NumPy reads None as float64
             raise TypeError(f"typestr {typestr!r} is no text")
         dtype = require_plain(np.dtype(typestr))
-        address, readonly = interface["data"]
-        address, readonly = _integer(address or 0), bool(readonly)
         strides = interface.get("strides")
         if strides is not None:
             strides = tuple(_integer(step) for step in strides)
-            if len(strides) != len(shape):
-                raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+            if len(strides) != len(shape) or any(not -(2**63) <= step < 2**63 for step in strides):
+                raise ValueError(f"strides {strides} for {len(shape)} axes")
         if len(shape) > MAX_NDIM:
             raise ValueError(f"{len(shape)} axes; up to {MAX_NDIM} can be described")
-        if not 0 <= address < 2**64 or any(not -(2**63) <= step < 2**63 for step in strides or ()):
-            raise ValueError(f"address {address:#x} or strides {strides} of more than 64 bits")
-        check_extent(address, shape, strides, dtype.itemsize)
         masked = interface.get("mask") is not None
     except MatrixInteropError:
         raise
@@ -193,7 +181,22 @@ def _checked(interface: Any, what: str) -> tuple[int, bool, tuple[int, ...], tup
         raise _failed(what, error) from error
     if masked:
         raise UnsupportedLayoutError(f"{what} has a mask: fill it first")
-    return address, readonly, shape, strides, dtype
+    return shape, strides, dtype
+
+
+def _located(
+    interface: Any, what: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
+) -> tuple[int, bool]:
+    """The address and the read-only flag, checked against the other fields."""
+    try:
+        address, readonly = interface["data"]
+        address, readonly = _integer(0 if address is None else address), bool(readonly)
+        if not 0 <= address < 2**64:
+            raise ValueError(f"address {address:#x} of more than 64 bits")
+        check_extent(address, shape, strides, dtype.itemsize)
+    except Exception as error:
+        raise _failed(what, error) from error
+    return address, readonly
 
 
 def _is_whole(value: Any) -> bool:
