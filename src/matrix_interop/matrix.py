@@ -308,7 +308,7 @@ class Matrix:
             # The fast path: what `to_framework` would do, without asking for reasons.
             target = loaded_framework(framework) if type(framework) is str else None
             if target is not None and framework != view.framework:
-                native = target.quick(view.header)
+                native = target.quick(view.header, share_readonly)
                 if native is not None:
                     return native
         target, device = destination(view, framework, like, device)

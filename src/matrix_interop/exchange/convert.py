@@ -137,7 +137,7 @@ def to_framework(
 
             return share(view, target, stream)
         if on_host:
-            native = target.quick(view.header)
+            native = target.quick(view.header, share_readonly)
             if native is not None:
                 return native
     made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)

@@ -8,6 +8,7 @@ shared with it safely; writable memory that is shared must not be written while 
 
 from __future__ import annotations
 
+from ctypes import addressof, c_char
 from functools import cache
 from types import ModuleType
 from typing import Any, Final, cast
@@ -129,12 +130,15 @@ class JaxFramework(Framework):
             header = header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
         return jax.dlpack.from_dlpack(_Capsule(header, device, owner))
 
-    def quick(self, header: np.ndarray) -> Any:
+    def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         # What is plainly dense goes to JAX as it is, without looking at strides one by one.
-        plain = header.flags.carray and header.dtype in _EXPORTED and not _is_cut(header.dtype)
-        if plain and min(header.shape, default=0) > 1 and not header.__array_interface__["data"][0] % _ALIGNMENT:
-            return _from_dlpack(header)
-        return super().quick(header)
+        plain = header.flags.carray and header.size and 1 not in header.shape
+        if plain and header.dtype in _EXPORTED and not _is_cut(header.dtype):
+            # Four times as fast as asking the array interface; an ndarray is a buffer, whatever its stubs say.
+            address = addressof(c_char.from_buffer(header))  # type: ignore[arg-type]
+            if not address % _ALIGNMENT:
+                return _from_dlpack(header)
+        return super().quick(header, share_readonly)
 
     def alias(self, native: Any) -> Any:
         if _is_cut(native.dtype):  # DLPack would cut it as well; this object ends with native.delete()

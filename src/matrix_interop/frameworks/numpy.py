@@ -60,7 +60,7 @@ class NumpyFramework(Framework):
     def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> np.ndarray:
         return header.view()
 
-    def quick(self, header: np.ndarray) -> np.ndarray:
+    def quick(self, header: np.ndarray, share_readonly: bool = False) -> np.ndarray:
         return header.view()
 
     def alias(self, native: np.ndarray) -> np.ndarray:

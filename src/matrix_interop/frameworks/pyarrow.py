@@ -7,6 +7,7 @@ handled before it is called.  Arrow memory is immutable: it comes in read-only.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +40,16 @@ class ArrowFramework(Framework):
         return isinstance(x, pa.Array | pa.ChunkedArray | pa.Tensor | pa.Table | pa.RecordBatch)
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
+        if type(x) is pa.FixedSizeListArray and not x.null_count:
+            values = x.values
+            if values.type in _NUMPY_OF_ARROW and len(values) and not values.null_count:
+                start, count, width = x.offset, len(x), x.type.list_size
+                header = values.to_numpy()[start * width : (start + count) * width].reshape(count, width)
+                return TensorView.of(header, "pyarrow", x)
+        return self._careful_view(x, fill)
+
+    def _careful_view(self, x: Any, fill: Any) -> TensorView:
+        """Anything but rows of numbers without nulls."""
         if isinstance(x, pa.Table | pa.RecordBatch):
             names = ", ".join(x.schema.names)
             msg = f"a pyarrow {type(x).__name__} has named columns ({names}): pass one of them, as in x['name']"
@@ -98,13 +109,21 @@ class ArrowFramework(Framework):
 
     def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
         _require_axis(header)
-        kind = _NUMBERS[header.dtype]
-        flat = header.reshape(-1)
-        array = pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(flat)])
+        array = pa.Array.from_buffers(_NUMBERS[header.dtype], header.size, [None, pa.py_buffer(header)])
         for axis in range(header.ndim - 1, 0, -1):
-            length = int(np.prod(header.shape[:axis], dtype=object))
-            array = pa.Array.from_buffers(pa.list_(array.type, header.shape[axis]), length, [None], children=[array])
+            width = header.shape[axis]
+            if width:
+                array = pa.FixedSizeListArray.from_arrays(array, width)
+            else:  # lists without entries, whose number the entries do not tell
+                length = math.prod(header.shape[:axis])
+                array = pa.Array.from_buffers(pa.list_(array.type, 0), length, [None], children=[array])
         return array
+
+    def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
+        flags = header.flags
+        if flags.c_contiguous and flags.aligned and header.ndim and header.dtype in _NUMBERS:
+            return self.wrap(header)
+        return None
 
     def alias(self, native: Any) -> Any:
         if isinstance(native, pa.Tensor):

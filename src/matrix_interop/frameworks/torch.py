@@ -94,7 +94,7 @@ class TorchFramework(Framework):
             return Obstacle(Reason.BYTE_ORDER, f"torch has no {header.dtype.byteorder}-endian numbers")
         if not flags.aligned:
             return Obstacle(Reason.ALIGNMENT, f"the address or a stride is no multiple of what {header.dtype} needs")
-        if header.size:
+        if header.size and not flags.c_contiguous:
             size = header.itemsize
             if any(step % size for n, step in zip(header.shape, header.strides, strict=True) if n > 1):
                 return Obstacle(Reason.STRIDES, f"a stride is no multiple of the {size} bytes of an entry")
@@ -121,13 +121,13 @@ class TorchFramework(Framework):
         tensor = torch.from_numpy(plain)
         return tensor if label == dtype else tensor.view(_TORCH_OF_NUMPY[dtype])
 
-    def quick(self, header: np.ndarray) -> Any:
+    def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         if header.flags.behaved:  # aligned and writable: all that from_numpy does not check itself
             try:
                 return _from_numpy(header)
             except (TypeError, ValueError):
                 pass
-        return None
+        return super().quick(header, share_readonly) if share_readonly else None
 
     def alias(self, native: torch.Tensor) -> torch.Tensor:
         return native.detach()
