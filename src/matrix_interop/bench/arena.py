@@ -340,6 +340,9 @@ def reuse(nbytes: int = 4 * _MIB, count: int = 20_000, repeat: int = 5) -> Itera
 
 
 # Printing ----------------------------------------------------------------------------------------------------------
+_WIDTHS: Final = {"policy": 29, "what": 15, "upstream": 22}
+
+
 def table(rows: Iterable[Any]) -> None:
     """Print rows of one dataclass as they come, under their fields' names."""
     widths: list[int] = []
@@ -347,7 +350,7 @@ def table(rows: Iterable[Any]) -> None:
         names = [field.name for field in fields(row)]
         cells = [_cell(getattr(row, name)) for name in names]
         if not widths:
-            widths = [max(28 if name == "policy" else 9, len(name)) for name in names]
+            widths = [max(_WIDTHS.get(name, 9), len(name)) for name in names]
             print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)))
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
 

@@ -147,7 +147,7 @@ class PinnedArena:
         """A block of `block` is free once ``events`` are done; they are the arena's from now on.
 
         No view of the block may be used afterwards. Raises ValueError for a block that is not this arena's, or was
-        released already.
+        released already. Not for finalisers, which may run while the arena's lock is held: there, just drop the block.
         """
         waits = tuple(events)
         if self._end == "forked":
@@ -247,6 +247,8 @@ class PinnedArena:
         """A block where the fast path found none: (store, address, rounded size)."""
         with self._growing:
             self._refuse_if_over()
+            with self._lock:
+                self._reap(thorough=True)
             self._wait_briefly(nbytes)
             while True:
                 found = self._find(nbytes) if staging or self._results + nbytes <= self._results_limit else None
@@ -276,8 +278,9 @@ class PinnedArena:
                 return None
             except REFUSALS as error:
                 # Only the text is kept: the exception holds the frames of all callers, and with them their arrays.
+                if id(store) not in self._ceilings:
+                    self._supply.reasons.append(f"{store.upstream.name} refused {size} bytes: {error}")
                 self._ceilings[id(store)] = store.reserved + size
-                self._supply.reasons.append(f"{store.upstream.name} refused {size} bytes: {error}")
         if self._waiting.nbytes:
             return None
         msg = f"no upstream gives {nbytes} bytes: {'; '.join(self._supply.reasons)}"

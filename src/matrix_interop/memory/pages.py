@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -70,26 +71,39 @@ def _map(nbytes: int) -> mmap.mmap:
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the kernel put pages behind ``[address, address + nbytes)`` now, by up to 8 threads."""
+    """Have the kernel put pages behind ``[address, address + nbytes)`` now, by up to 8 threads.
+
+    Raises MemoryError when the kernel has none to give.
+    """
     threads = min(_TOUCH_THREADS, _processors(), max(1, nbytes // _TOUCH_SLICE))
     share = -(-nbytes // (threads * HUGE_PAGE)) * HUGE_PAGE
     parts = [(address + at, min(share, nbytes - at)) for at in range(0, nbytes, share)]
-    others = [threading.Thread(target=_touch, args=part) for part in parts[1:]]
+    errors: list[int] = []
+    others = [threading.Thread(target=_touch, args=(*part, errors)) for part in parts[1:]]
     for other in others:
         other.start()
-    _touch(*parts[0])
+    if parts:
+        _touch(*parts[0], errors)
     for other in others:
         other.join()
+    if errors:
+        msg = f"the kernel gives no pages for {nbytes} bytes: {os.strerror(errors[0])}"
+        raise MemoryError(msg)
 
 
-def _touch(address: int, nbytes: int) -> None:
+def _touch(address: int, nbytes: int, errors: list[int]) -> None:
     """Populate one slice. Both ways release the interpreter lock, which `mmap.madvise` does not."""
     pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    if _madvise is None or _madvise(ctypes.c_void_p(address), ctypes.c_size_t(pages), _MADV_POPULATE_WRITE) != 0:
-        ctypes.memset(address, 0, nbytes)  # kernels before 5.14, and other systems
+    if _madvise is not None:
+        if _madvise(ctypes.c_void_p(address), ctypes.c_size_t(pages), _MADV_POPULATE_WRITE) == 0:
+            return
+        if ctypes.get_errno() != errno.EINVAL:
+            errors.append(ctypes.get_errno())
+            return
+    ctypes.memset(address, 0, nbytes)  # kernels before 5.14, and other systems
 
 
-_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+_madvise = ctypes.CDLL(None, use_errno=True).madvise if sys.platform == "linux" else None
 
 
 def _processors() -> int:
