@@ -1,0 +1,132 @@
+"""JAX: alignment, 64-bit types, what cannot be read."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from frameworks.table import WIDE, address, aligned, x64
+from matrix_interop import (
+    CopyRequiredError,
+    UnsupportedDtypeError,
+    UnsupportedTensorError,
+    convert,
+    forbid_copies,
+    from_tensor,
+    plan,
+    track_copies,
+)
+from matrix_interop.reasons import Reason
+
+
+def test_alignment() -> None:
+    """Memory at a multiple of 64 bytes is shared, other memory copied, or refused with that reason."""
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert plan(aligned(values), "jax").zero_copy
+    assert plan(aligned(values, 16), "jax").reasons == (Reason.ALIGNMENT,)
+    with pytest.raises(CopyRequiredError, match="multiples of 64"):
+        convert(aligned(values, 16), "jax", copy=False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "reason"),
+    [
+        ((3, 4), (16, 4), None),
+        ((4, 3), (4, 16), None),
+        ((2, 3, 2), (8, 16, 4), None),
+        ((1, 4), (999, 4), None),
+        ((3, 2), (16, 8), Reason.STRIDES),
+        ((3, 4), (0, 4), Reason.STRIDES),
+        ((3, 2), (16, 4), Reason.STRIDES),
+    ],
+    ids=str,
+)
+def test_strides(shape: tuple[int, ...], strides: tuple[int, ...], reason: Reason | None) -> None:
+    """Dense memory in any order of the axes is shared; gaps, steps and repeats are copied."""
+    a = np.ndarray(shape, np.float32, aligned(np.arange(16, dtype=np.float32)), 0, strides)
+    made = plan(a, "jax")
+    assert made.reasons == (() if reason is None else (reason,))
+    j = convert(a, "jax")
+    assert np.array_equal(j, a)
+    assert (j.unsafe_buffer_pointer() == address(a)) == made.zero_copy
+
+
+@pytest.mark.parametrize("name", sorted(WIDE))
+def test_without_x64(name: str) -> None:
+    """64-bit types are refused rather than cut; both ways out of the message work."""
+    a = np.array([[1, 2]], name)
+    with x64(False):
+        for refused in (convert, plan):
+            with pytest.raises(UnsupportedDtypeError, match=r"jax_enable_x64") as caught:
+                refused(a, "jax")
+        narrow = str(caught.value).partition("dtype='")[2].partition("'")[0]
+        assert convert(a, "jax", dtype=narrow).dtype == narrow
+    with x64(True):
+        assert convert(a, "jax").dtype == name
+
+
+def test_wide_arrays_survive_without_x64() -> None:
+    """An array made with x64 keeps its 64 bits through the library after x64 is off."""
+    with x64(True):
+        x = jnp.array([[1e300, 2.0**40 + 1]])
+    with x64(False):
+        m = from_tensor(x)
+        for made in (m.to_tensor("jax"), convert(x), m.to_tensor("numpy"), m.to_tensor("torch")):
+            assert made.tolist() == [[1e300, 2.0**40 + 1]]
+        assert plan(x).zero_copy
+
+
+def test_rows_share_where_aligned() -> None:
+    """A row that JAX can share is shared; another is copied, which is counted and can be forbidden."""
+    m = from_tensor(jnp.arange(32, dtype=jnp.float32).reshape(2, 16))
+    with forbid_copies():
+        assert m[1].unsafe_buffer_pointer() == m.array.unsafe_buffer_pointer() + 64
+    narrow = from_tensor(jnp.arange(6, dtype=jnp.float32).reshape(3, 2))
+    with track_copies() as log:
+        assert narrow[1].tolist() == [2, 3]
+    assert log.nbytes == 8
+    with forbid_copies(), pytest.raises(CopyRequiredError, match="64"):
+        narrow[1]
+
+
+def test_readonly_is_kept() -> None:
+    """JAX arrays never change: they come in read-only, and read-only memory goes in shared."""
+    m = from_tensor(jnp.ones((2, 16)))
+    assert m.readonly
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(m)[...] = 0
+    assert m.to_tensor("jax", copy=False).unsafe_buffer_pointer() == m.array.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
+def test_traced(transform: str) -> None:
+    """A traced array has no memory."""
+
+    def inside(x: jax.Array) -> jax.Array:
+        with pytest.raises(UnsupportedTensorError, match="traced"):
+            convert(x, "numpy")
+        return x.sum()
+
+    getattr(jax, transform)(inside)(jnp.ones(3))
+
+
+def test_no_plain_memory() -> None:
+    """Deleted arrays, random keys and types narrower than a byte are refused."""
+    x = jnp.ones((2, 2))
+    x.delete()
+    with pytest.raises(UnsupportedTensorError, match="deleted"):
+        from_tensor(x)
+    with pytest.raises(UnsupportedTensorError, match="key_data"):
+        convert(jax.random.key(0), "numpy")
+    with pytest.raises(UnsupportedDtypeError, match="int4"):
+        from_tensor(jnp.ones((2, 2), jnp.int4))
+
+
+def test_a_deleted_source_leaves_the_matrix() -> None:
+    """What was exchanged stays right after the source is deleted."""
+    x = jnp.arange(32, dtype=jnp.float32).reshape(2, 16)
+    m, made = from_tensor(x), convert(x)
+    x.delete()
+    assert np.asarray(m)[1, 0] == made[1, 0] == 16
