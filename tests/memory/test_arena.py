@@ -92,6 +92,16 @@ def test_released_blocks_are_reused_and_refused_twice():
     assert arena.stats().live == 1024
 
 
+def test_blocks_end_without_a_lock():
+    """The collector may end a block while its thread is inside the arena: neither death nor release waits for it."""
+    arena = PinnedArena(64 * MIB, runtime=None, decay_s=None)
+    array, block = arena.empty(1000, "u1"), arena.block(1000)
+    with arena._lock, arena._growing:
+        del array
+        arena.release(block)
+    assert (arena.stats().live, arena.stats().results) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "error"),
     [

@@ -27,7 +27,7 @@ from matrix_interop.memory.policies import Bounded, NoRoomError, Policy, Store, 
 from matrix_interop.memory.stats import ArenaStats
 from matrix_interop.memory.supply import Supply
 from matrix_interop.memory.upstreams import REFUSALS, Upstream
-from matrix_interop.memory.waiting import Waiting
+from matrix_interop.memory.waiting import Entry, Waiting
 from matrix_interop.runtime import Runtime
 
 __all__ = ["PinnedArena"]
@@ -147,23 +147,13 @@ class PinnedArena:
         """A block of `block` is free once ``events`` are done; they are the arena's from now on.
 
         No view of the block may be used afterwards. Raises ValueError for a block that is not this arena's, or was
-        released already. Not for finalisers, which may run while the arena's lock is held: there, just drop the block.
+        released already. Takes no lock, so that finalisers may call it, wherever the collector runs them.
         """
-        waits = tuple(events)
-        if self._end == "forked":
-            return
-        with self._lock:
-            live = self._live.get(block.address)
-            if live is None or live() is not block:
-                msg = f"the block at {block.address:#x} is not in use in this arena: was it released already?"
-                raise ValueError(msg)
-            del self._live[block.address]
-            if not live.staging:
-                self._results -= live.nbytes
-            if waits:
-                self._waiting.add(live, waits)
-            else:
-                live.store.give(live.address)
+        live = self._live.get(block.address)
+        if live is None or live() is not block or self._live.pop(live.address, None) is not live:
+            msg = f"the block at {block.address:#x} is not in use in this arena: was it released already?"
+            raise ValueError(msg)
+        self._waiting.ended.append(Entry(tuple(events), [live]))
 
     # Keeping house -----------------------------------------------------------------------------
     def stats(self) -> ArenaStats:
@@ -225,7 +215,7 @@ class PinnedArena:
             store = self._first
             if store is not None:
                 waiting = self._waiting
-                if waiting.dead or waiting.nbytes:
+                if waiting.ended or waiting.nbytes:
                     self._results -= waiting.reap(self._live, thorough=False)
                 size = store.round(nbytes)
                 if staging or self._results + size <= self._results_limit:
@@ -238,7 +228,7 @@ class PinnedArena:
         block.arena = self
         block.nbytes = nbytes
         block.pinned = store.upstream.pinned
-        live = Live(block, self._waiting.dead.append)
+        live = Live(block, self._waiting.ended.append)
         live.address, live.nbytes, live.store, live.staging = address, size, store, staging
         self._live[address] = live
         return block

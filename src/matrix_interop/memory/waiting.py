@@ -21,7 +21,7 @@ class Entry(NamedTuple):
 
 
 class Waiting:
-    """Under its arena's lock, except for `dead` and `wait`.
+    """Under its arena's lock, except for `ended` and `wait`.
 
     A block that a user could see waits for an event over all work that was enqueued, on any stream, when its death is
     noticed: nobody knows what the user did with it. A block that only a pipeline used waits for the pipeline's events.
@@ -29,8 +29,9 @@ class Waiting:
 
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
-        #: Weak references append themselves here when their block dies.
-        self.dead: deque[Live] = deque()
+        #: What ended and is not yet in the books: weak references append themselves here when their block dies, and
+        #: `PinnedArena.release` appends entries. Appending takes no lock.
+        self.ended: deque[Live | Entry] = deque()
         #: Bytes that wait.
         self.nbytes = 0
         #: Dead blocks whose event could not be recorded yet.
@@ -40,30 +41,32 @@ class Waiting:
         #: Entries of released blocks: their events are done in any order.
         self._released: deque[Entry] = deque()
 
-    def add(self, block: Live, events: tuple[int, ...]) -> None:
-        """A pipeline's block is free once its events are done."""
-        self._released.append(Entry(events, [block]))
-        self.nbytes += block.nbytes
-
     def reap(self, live: dict[int, Live], *, thorough: bool) -> int:
-        """Take blocks that died out of ``live`` and free those that are done; the bytes of results that died.
+        """Take in what ended, dead blocks out of ``live``, and free what is done; the bytes of results that ended.
 
         Asks only about the oldest entries, unless ``thorough``.
         """
         results = 0
-        dead = self.dead
-        while dead:
-            block = dead.popleft()
-            if live.get(block.address) is not block:
-                continue  # released before it died
-            del live[block.address]
+        ended = self.ended
+        while ended:
+            item = ended.popleft()
+            if isinstance(item, Entry):
+                block, waits = item.blocks[0], bool(item.events)
+                if waits:
+                    self._released.append(item)
+            else:
+                if live.get(item.address) is not item:
+                    continue  # released before it died
+                del live[item.address]
+                block, waits = item, self.runtime is not None
+                if waits:
+                    self._unrecorded.append(block)
             if not block.staging:
                 results += block.nbytes
-            if self.runtime is None:
-                block.store.give(block.address)
-            else:
+            if waits:
                 self.nbytes += block.nbytes
-                self._unrecorded.append(block)
+            else:
+                block.store.give(block.address)
         if self.nbytes:
             self._poll(thorough=thorough)
         return results
