@@ -21,11 +21,12 @@ from matrix_interop.exchange.convert import (
     native_of,
     place_of,
     plan_for,
+    quickly,
     resolve,
     to_framework,
 )
 from matrix_interop.exchange.plan import CopyPlan, Order, decide
-from matrix_interop.frameworks.registry import device_framework, loaded_framework, read
+from matrix_interop.frameworks.registry import device_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.memory import default_arena, is_pinned
 from matrix_interop.memory.host import aligned_empty
@@ -304,13 +305,10 @@ class Matrix:
         Arguments and errors as in `convert`.  Every call gives a new tensor object.
         """
         view = self._view
-        if dtype is None and order is None and copy is None and like is None and device is None and view.device is CPU:
-            # The fast path: what `to_framework` would do, without asking for reasons.
-            target = loaded_framework(framework) if type(framework) is str else None
-            if target is not None and framework != view.framework:
-                native = target.quick(view.header, share_readonly)
-                if native is not None:
-                    return native
+        if dtype is None and order is None and copy is None and like is None and device is None:
+            native = quickly(view, framework, share_readonly)
+            if native is not None:
+                return native
         target, device = destination(view, framework, like, device)
         return to_framework(
             self._view,

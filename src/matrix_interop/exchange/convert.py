@@ -9,7 +9,7 @@ import numpy as np
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.exchange.plan import CopyPlan, Order, decide
-from matrix_interop.frameworks.registry import Framework, framework, read
+from matrix_interop.frameworks.registry import Framework, framework, loaded_framework, read
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
@@ -17,7 +17,7 @@ from matrix_interop.view import TensorView
 
 # Device code is imported where a device comes in, so that host work does not wait for it.
 
-__all__ = ["carry_out", "convert", "copy_to", "native_of", "place_of", "plan", "resolve", "to_framework"]
+__all__ = ["carry_out", "convert", "copy_to", "native_of", "place_of", "plan", "quickly", "resolve", "to_framework"]
 
 
 def convert(
@@ -45,6 +45,10 @@ def convert(
     `FrameworkNotInstalledError`, `DeviceUnavailableError`.
     """
     view = read(x)
+    if dtype is None and order is None and copy is None and like is None and device is None:
+        native = quickly(view, framework, share_readonly)
+        if native is not None:
+            return native
     target, device = destination(view, framework, like, device)
     return to_framework(
         view, target, device=device, dtype=dtype, order=order, copy=copy, stream=stream, share_readonly=share_readonly
@@ -65,6 +69,17 @@ def plan(
     view = read(x)
     target, device = destination(view, framework, like, device)
     return plan_for(view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
+
+
+def quickly(view: TensorView, which: Any, share_readonly: bool) -> Any:
+    """The fast path between two frameworks on the host: ``view``'s memory as a tensor of the one named ``which``.
+
+    None where that is not the case, or something may be in the way: then `to_framework` decides, with reasons.
+    """
+    target = loaded_framework(which) if type(which) is str else None
+    if target is None or which == view.framework or view.device is not CPU or view.pending is not None:
+        return None
+    return target.quick(view.header, share_readonly)
 
 
 def destination(view: TensorView, which: Any, like: Any, device: Any) -> tuple[Framework, Any]:
