@@ -296,7 +296,7 @@ class PinnedArena:
             with self._lock:
                 self._stores.append(store)
                 self._first = self._stores[0]
-            if self.uses_device and self._supply.reasons and not upstream.pinned:
+            if self.runtime is not None and self._supply.reasons and not upstream.pinned:
                 reasons = "; ".join(self._supply.reasons)
                 warnings.warn(f"pinned memory is refused, so transfers will be slower: {reasons}", RuntimeWarning, 2)
             yield store
@@ -406,9 +406,14 @@ class PinnedArena:
         self._lock, self._growing = threading.Lock(), threading.Lock()
 
     @property
-    def uses_device(self) -> bool:
-        """Whether the arena has a device's runtime in use."""
-        return self._supply.runtime is not None
+    def runtime(self) -> Runtime | None:
+        """The runtime whose events `release` takes; None before the first block and where there is no device."""
+        return self._supply.runtime
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The runtime whose events `release` takes; None before the first block, and where there is no device."""
+        return self._supply.runtime
 
     @property
     def forked(self) -> bool:
@@ -436,7 +441,7 @@ _arenas: weakref.WeakSet[PinnedArena] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for arena in list(_arenas):
-        if arena.uses_device:
+        if arena.runtime is not None:
             supply_module.parent_used_device = True
         arena.abandon()
 
