@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from matrix_interop.search.merge import Best
-from matrix_interop.search.metrics import Kind, evaluate, unit
+from matrix_interop.search.metrics import Kind, dot, evaluate, unit
 
 __all__ = ["search_exactly", "widened"]
 
@@ -63,7 +63,7 @@ def _near(kind: Kind, q: np.ndarray, rows: np.ndarray, last: np.ndarray, k: int)
     if kind == "squared":
         centre = rows.mean(axis=0)
         x, y = q - centre, rows - centre
-        own, norms = _squares(x), _squares(y)
+        own, norms = dot(x, x), dot(y, y)
         keys = x @ y.T
         keys *= -2
         keys += norms
@@ -73,7 +73,7 @@ def _near(kind: Kind, q: np.ndarray, rows: np.ndarray, last: np.ndarray, k: int)
         error = _TWICE * (width + 8) * reach**2 + width * _TINY
     elif kind == "product":
         keys = -(q @ rows.T)
-        error = _TWICE * (width + 8) * np.sqrt(_squares(q) * _squares(rows).max()) + width * _TINY
+        error = _TWICE * (width + 8) * np.sqrt(dot(q, q) * dot(rows, rows).max()) + width * _TINY
     else:
         keys = 1 - unit(q) @ unit(rows).T
         error = np.full(len(q), 2 * _TWICE * (width + 16))
@@ -84,8 +84,3 @@ def _near(kind: Kind, q: np.ndarray, rows: np.ndarray, last: np.ndarray, k: int)
     # Written so that NaN and infinite errors count as near.
     near: np.ndarray = ~(keys - error > limit)
     return near
-
-
-def _squares(rows: np.ndarray) -> np.ndarray:
-    """(n,) squared norms."""
-    return np.einsum("ij,ij->i", rows, rows)

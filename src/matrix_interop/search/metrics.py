@@ -17,11 +17,11 @@ cosine        ``1 - cos(q, b)``, in [0, 2].  Near cos = 1 that difference would 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
-__all__ = ["METRICS", "Kind", "distances_of", "evaluate", "kind_of", "unit"]
+__all__ = ["METRICS", "Kind", "distances_of", "dot", "evaluate", "kind_of", "unit"]
 
 #: What a metric asks for -> the key it is searched by.
 Kind = Literal["squared", "cosine", "product"]
@@ -44,14 +44,15 @@ def kind_of(metric: str) -> Kind:
     return METRICS[metric]
 
 
-def distances_of(metric: str, keys: np.ndarray, dtype: np.dtype[np.floating]) -> np.ndarray:
+def distances_of(metric: str, keys: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Keys (q, k) as the distances that ``metric`` promises; missing ones are +inf, products -inf."""
     if metric == "euclidean":
         keys = np.sqrt(keys)
     elif metric == "inner_product":
         keys = -keys
     with np.errstate(over="ignore", under="ignore"):
-        return keys.astype(dtype)
+        distances: np.ndarray = keys.astype(dtype)
+    return distances
 
 
 def evaluate(kind: Kind, queries: np.ndarray, which: np.ndarray, rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -75,27 +76,30 @@ def evaluate(kind: Kind, queries: np.ndarray, which: np.ndarray, rows: np.ndarra
 def _measure(kind: Kind, q: np.ndarray, b: np.ndarray) -> np.ndarray:
     if kind == "squared":
         np.subtract(q, b, out=b)
-        return _dot(b, b)
+        return dot(b, b)
     if kind == "product":
-        return -_dot(q, b)
+        products = dot(q, b)
+        np.negative(products, out=products)
+        return products
     # Powers of two change no mantissa and keep every term below in range.
     _rescale(q)
     _rescale(b)
-    p, n, m = _dot(q, b), _dot(q, q), _dot(b, b)
+    p, n, m = dot(q, b), dot(q, q), dot(b, b)
     cos = np.sqrt(np.minimum(p * p / (n * m), 1.0))
     b *= n[:, None]
     q *= p[:, None]
     b -= q
-    sin2 = _dot(b, b) / (n * n * m)
+    sin2 = dot(b, b) / (n * n * m)
     sin2[sin2 < ((q.shape[1] + 8) * _U64) ** 2] = 0.0
-    key = np.where(p > 0, sin2 / (1 + cos), 1 + cos)
+    key: np.ndarray = np.where(p > 0, sin2 / (1 + cos), 1 + cos)
     key[(n == 0) | (m == 0)] = 1.0
     return key
 
 
-def _dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Row by row ``sum(a * b)`` of C-ordered arrays; each row is summed alone, in the same order."""
-    return np.einsum("ij,ij->i", a, b)
+    sums: np.ndarray = np.einsum("ij,ij->i", a, b)
+    return sums
 
 
 def _rescale(rows: np.ndarray) -> None:
@@ -108,7 +112,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
     """Float64 ``rows`` divided by their norms, in new memory; zero rows stay zero."""
     made = rows.copy()
     _rescale(made)
-    norms = np.sqrt(_dot(made, made))[:, None]
+    norms = np.sqrt(dot(made, made))[:, None]
     norms[norms == 0] = 1.0
     made /= norms
     return made

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from matrix_interop.search.exact import widened
-from matrix_interop.search.metrics import Kind, unit
+from matrix_interop.search.metrics import Kind, dot, unit
 
 __all__ = ["LARGE", "PreparedBlock"]
 
@@ -51,7 +51,7 @@ class PreparedBlock:
                 wide = unit(q)
             else:
                 wide = (q if self.centre is None else q - self.centre) * self.scale
-            lengths = np.sqrt(_squares(wide))
+            lengths = np.sqrt(dot(wide, wide))
             large = ~(lengths < LARGE)
             wide[large] = 0.0
             lengths[large] = np.inf
@@ -97,12 +97,15 @@ def _placement(kind: Kind, rows: np.ndarray) -> tuple[np.ndarray | None, float]:
         return None, 1.0
     if kind == "cosine":
         sample = unit(sample)
-    centre: np.ndarray | None = np.median(sample, axis=0)
+    middle = np.median(sample, axis=0)
     if rows.dtype.kind in "iub" and kind != "cosine":
-        centre = np.rint(centre)  # integers stay integers
-    spread = float(np.median(_squares(sample - centre)))
-    if not float(_squares(centre[None])[0]) > _FAR * spread:
-        centre, spread = None, float(np.median(_squares(sample)))
+        middle = np.rint(middle)  # integers stay integers
+    around = sample - middle
+    spread = float(np.median(dot(around, around)))
+    far = float(middle @ middle) > _FAR * spread
+    centre = middle if far else None
+    if not far:
+        spread = float(np.median(dot(sample, sample)))
     exponent = int(np.frexp(np.sqrt(spread))[1]) if np.isfinite(spread) else 0
     return centre, 2.0**-exponent if abs(exponent) > _EXTREME and kind != "cosine" else 1.0
 
@@ -116,8 +119,3 @@ def _unit_float32(rows: np.ndarray, out: np.ndarray) -> bool:
         return False
     np.multiply(rows, (1 / np.sqrt(norms))[:, None], out=out)
     return True
-
-
-def _squares(rows: np.ndarray) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(n,) squared norms."""
-    return np.einsum("ij,ij->i", rows, rows)

@@ -54,7 +54,7 @@ import numpy as np
 from matrix_interop.search.engines import Engine
 from matrix_interop.search.exact import search_exactly
 from matrix_interop.search.merge import Best
-from matrix_interop.search.metrics import Kind, evaluate, unit
+from matrix_interop.search.metrics import Kind, dot, evaluate, unit
 from matrix_interop.search.prepared import LARGE, PreparedBlock
 
 __all__ = ["Screen"]
@@ -129,18 +129,22 @@ class _SquaredBound:
         self.length = 1.001 * lengths
 
     def keys(self, scores: np.ndarray) -> np.ndarray:
-        return scores / self.scale**2
+        keys: np.ndarray = scores / self.scale**2
+        return keys
 
     def upper(self, keys: np.ndarray) -> np.ndarray:
         """No smaller than the true key of a row whose score says ``keys``."""
         extra = 8 * self.relative * self.length**2 + self.under * (2 + 2 * self.length)
-        return (np.maximum(keys, 0) + extra / self.scale**2) / (1 - 2 * self.relative - self.under) * (1 + 2.0**-20)
+        upper: np.ndarray = np.maximum(keys, 0) + extra / self.scale**2
+        upper *= (1 + 2.0**-20) / (1 - 2 * self.relative - self.under)
+        return upper
 
     def error(self, limit: np.ndarray) -> np.ndarray:
         """Of every row whose true key is at most ``limit``, and below the true key of all others by construction."""
         reach = 2 * self.length + 1.001 * self.scale * np.sqrt(limit)
-        error = (self.relative * reach**2 + self.under * (1 + reach)) / self.scale**2
-        return np.where(reach < LARGE, error, np.inf)
+        error: np.ndarray = (self.relative * reach**2 + self.under * (1 + reach)) / self.scale**2
+        error[~(reach < LARGE)] = np.inf
+        return error
 
 
 class _ProductBound:
@@ -152,7 +156,7 @@ class _ProductBound:
         self.scale = block.scale
         cosine = screen.kind == "cosine"
         with np.errstate(all="ignore"):
-            length = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+            length = np.sqrt(dot(queries, queries))
             self.weight = np.where(length > 0, 1.0, 0.0) if cosine else length
             self.shift = np.full(len(queries), 1.0 if cosine else 0.0)
             far = 0.0
@@ -161,17 +165,19 @@ class _ProductBound:
                 self.shift -= (unit(queries) if cosine else queries) @ block.centre
             reach = block.radius / block.scale
             width = queries.shape[1]
-            self._error = self.weight * (
+            self._error: np.ndarray = self.weight * (
                 screen.relative * reach
                 + 8 * (width + 8) * _U64 * (reach + far + (1.0 if cosine else 0.0))
                 + width * _UNDERFLOW * (2 + block.radius) / block.scale
             )
 
     def keys(self, scores: np.ndarray) -> np.ndarray:
-        return scores * (self.weight / self.scale)[:, None] + self.shift[:, None]
+        keys: np.ndarray = scores * (self.weight / self.scale)[:, None] + self.shift[:, None]
+        return keys
 
     def upper(self, keys: np.ndarray) -> np.ndarray:
-        return keys + self._error
+        upper: np.ndarray = keys + self._error
+        return upper
 
     def error(self, limit: np.ndarray) -> np.ndarray:
         del limit

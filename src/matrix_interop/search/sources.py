@@ -79,7 +79,7 @@ def require_numbers(what: str, rows: np.ndarray) -> None:
     if rows.dtype.kind in "iu" and rows.dtype.itemsize == 8 and rows.size:
         low, high = int(rows.min()), int(rows.max())
         if low < -_EXACT or high > _EXACT:
-            msg = f"{what} are {rows.dtype} from {low} to {high}: beyond 2**53 float64 would round them; subtract an offset"
+            msg = f"{what} are {rows.dtype} from {low} to {high}: float64 rounds beyond 2**53; subtract an offset"
             raise UnsupportedDtypeError(msg)
 
 

@@ -6,7 +6,7 @@ its answers into exact ones.  Adding one takes a file and a line of the table be
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Literal, Protocol
@@ -64,7 +64,7 @@ def engine_for(name: str | None) -> Engine:
     return _load(name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(name: str) -> Engine:
     place, _, made = _TABLE[name].partition(":")
     try:

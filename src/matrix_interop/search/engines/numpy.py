@@ -8,6 +8,7 @@ import numpy as np
 
 from matrix_interop.search.engines import Form
 from matrix_interop.search.merge import Best
+from matrix_interop.search.metrics import dot
 
 __all__ = ["NumpyEngine"]
 
@@ -23,7 +24,7 @@ class NumpyEngine:
     def candidates(self, queries: np.ndarray, block: np.ndarray, k: int, form: Form) -> tuple[np.ndarray, np.ndarray]:
         best = Best.empty(len(queries), k)
         with np.errstate(all="ignore"):
-            own = _norms(queries)[:, None] if form == "l2" else None
+            own = dot(queries, queries)[:, None] if form == "l2" else None
             step = max(256, 2 * k, _TILE // max(len(queries), 1))
             tile = np.empty((len(queries), min(step, len(block))), np.float32)
             waiting: list[tuple[np.ndarray, ...]] = []
@@ -34,7 +35,7 @@ class NumpyEngine:
                     np.negative(scores, out=scores)
                 else:
                     scores *= -2
-                    scores += _norms(rows)
+                    scores += dot(rows, rows)
                     scores += own
                 if start == 0:
                     best = _first(scores, k)
@@ -50,10 +51,6 @@ class NumpyEngine:
         best.ids[missing] = -1
         best.keys[missing] = np.inf
         return best.ids, best.keys
-
-
-def _norms(rows: np.ndarray) -> np.ndarray:
-    return np.einsum("ij,ij->i", rows, rows)
 
 
 def _first(scores: np.ndarray, k: int) -> Best:
