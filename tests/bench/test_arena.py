@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -91,8 +92,10 @@ def test_a_trace_gives_back_all_that_it_takes(steps):
     assert arena.trim() == stats.reserved
 
 
-def test_the_suite_prints_a_row_for_each_policy(capsys):
-    """The command line prints what was asked for, one line a policy under one head."""
-    main(["--traces", "devtest", "--policies", "bounded", "torch"])
-    lines = capsys.readouterr().out.strip().splitlines()
+def test_the_suite_prints_and_keeps_a_row_for_each_policy(capsys, tmp_path):
+    """The command line prints what was asked for, one line a policy under one head, and writes the same rows."""
+    main(["--traces", "devtest", "--policies", "bounded", "torch", "--json", str(tmp_path / "arena.json")])
+    lines = capsys.readouterr().out.strip().splitlines()[2:]
     assert [line.split()[:2] for line in lines] == [["trace", "policy"], ["devtest", "bounded"], ["devtest", "torch"]]
+    kept = json.loads((tmp_path / "arena.json").read_text())
+    assert [(line["kind"], line["policy"]) for line in kept["rows"]] == [("TraceRow", "bounded"), ("TraceRow", "torch")]

@@ -10,13 +10,17 @@ over peak live (1.00 is the floor), churn (bytes ever taken over peak live), pag
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import gc
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Protocol
 
+from matrix_interop.bench import report
 from matrix_interop.bench.strategies import STRATEGIES, PowerOfTwoPool, SimulatedPages
 from matrix_interop.bench.traces import TRACES, Step
 from matrix_interop.errors import DeviceUnavailableError
@@ -343,46 +347,59 @@ def reuse(nbytes: int = 4 * _MIB, count: int = 20_000, repeat: int = 5) -> Itera
 _WIDTHS: Final = {"policy": 29, "what": 15, "upstream": 22}
 
 
-def table(rows: Iterable[Any]) -> None:
-    """Print rows of one dataclass as they come, under their fields' names."""
-    widths: list[int] = []
+def table(rows: Iterable[Any]) -> list[Any]:
+    """Print rows of one dataclass as they come, under their fields' names; the rows."""
+    kept: list[Any] = []
     for row in rows:
         names = [field.name for field in fields(row)]
-        cells = [_cell(getattr(row, name)) for name in names]
-        if not widths:
-            widths = [max(_WIDTHS.get(name, 9), len(name)) for name in names]
+        widths = [max(_WIDTHS.get(name, 9), len(name)) for name in names]
+        if not kept:
             print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)))
+        cells = [_cell(getattr(row, name)) for name in names]
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
+        kept.append(row)
+    print()
+    return kept
 
 
 def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="matrix_interop.bench.arena", description="Allocation traces on every policy")
+    parser = argparse.ArgumentParser(
+        prog="matrix-interop bench arena", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--real", action="store_true", help="take memory for real, and measure upstreams")
     parser.add_argument("--traces", nargs="*", default=list(TRACES), choices=list(TRACES))
     parser.add_argument("--policies", nargs="*", default=[*POLICIES, *_POOLS], choices=[*POLICIES, *_POOLS])
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each random trace, simulated (default 5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows, machine and versions there")
     options = parser.parse_args(arguments)
-    if options.real:
-        try:
-            runtime = get_runtime("cuda")
-        except DeviceUnavailableError as error:
-            runtime = None
-            print(f"no device: {error}\n")
-        table(reuse())
-        print()
-        table(growth(runtime))
-        print()
-        if runtime is not None:
-            table(copies(runtime))
-            print()
+    print(report.facts(), end="\n\n")
+    rows = _measure_upstreams() if options.real else []
     for trace in options.traces:
-        table(traces([trace], options.policies, seeds=options.seeds, real=options.real))
-        print()
+        rows += table(traces([trace], options.policies, seeds=options.seeds, real=options.real))
+    if options.json is not None:
+        kept = {
+            "suite": "arena",
+            "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "machine": report.machine(),
+            "versions": report.versions(),
+            "rows": [{"kind": type(row).__name__, **asdict(row)} for row in rows],
+        }
+        options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def _measure_upstreams() -> list[Any]:
+    try:
+        runtime = get_runtime("cuda")
+    except DeviceUnavailableError as error:
+        runtime = None
+        print(f"no device: {error}", end="\n\n")
+    rows = table(reuse()) + table(growth(runtime))
+    return rows if runtime is None else rows + table(copies(runtime))
 
 
 if __name__ == "__main__":
