@@ -293,7 +293,7 @@ class Source:
         lambda base: [base[:100], torch.from_numpy(base[100:101]), base[101:]],
         lambda base: iter([base[:100], base[100:]]),
         lambda base: base.tolist(),
-        lambda base: list(base),
+        list,
     ],
     ids=["Matrix", "row source", "list of blocks", "iterator of blocks", "nested lists", "list of rows"],
 )
@@ -317,8 +317,8 @@ def test_results_live_with_the_queries() -> None:
     base, queries = rows(50, 4), rows(3, 4, 1)
     expected = knn(queries, base, 2)
     column = pa.FixedSizeListArray.from_arrays(pa.array(queries.ravel()), 4)
-    for given in (queries.tolist(), column, from_tensor(queries)):
-        found = knn(given, torch.from_numpy(base), 2)
+    for other in (queries.tolist(), column, from_tensor(queries)):
+        found = knn(other, torch.from_numpy(base), 2)
         assert type(found.ids) is type(found.distances) is type(found.valid) is np.ndarray
         assert np.array_equal(found.ids, expected.ids)
     found = knn(torch.from_numpy(queries).to(torch.bfloat16), base, 2)
