@@ -15,36 +15,46 @@ U = TypeVar("U")
 class Transfer(Generic[T]):
     """The handle of a move that returned early; `result` waits for it.
 
-    Keep it, or its result, until the move is done: it owns the memory that is being filled.
+    Keep it, or its result, until the move is done: it owns the memory that is being filled.  Leave the source as it
+    is until then.
     """
 
-    __slots__ = ("_done", "_finish", "_keep", "_lock", "_query", "_result")
+    __slots__ = ("_done", "_error", "_finish", "_keep", "_lock", "_query", "_result")
 
-    def __init__(self, result: T, query: Callable[[], bool], finish: Callable[[], None], keep: object = None) -> None:
+    def __init__(
+        self,
+        result: T,
+        query: Callable[[], bool] | None = None,
+        finish: Callable[[], None] | None = None,
+        keep: object = None,
+    ) -> None:
+        """``finish`` blocks until the data is there, and is called once; without it the move is done already."""
         self._result = result
         self._keep = keep  # what is being read
         self._query = query
         self._finish = finish
         self._lock = threading.Lock()
-        self._done = False
+        self._done = finish is None
+        self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """True once the data is there; never blocks."""
+        """True once the data is there, or the move has failed; never blocks."""
         if not self._done and self._lock.acquire(blocking=False):
             try:
-                if not self._done and self._query():
-                    self._finish()
-                    self._done = True
+                if self._query is not None and self._query():
+                    self._end()
             finally:
                 self._lock.release()
         return self._done
 
     def wait(self) -> None:
-        """Block until the data is there. Raises what went wrong on the way."""
-        with self._lock:
-            if not self._done:
-                self._finish()
-                self._done = True
+        """Block until the data is there. Raises what went wrong on the way, each time."""
+        if not self._done:
+            with self._lock:
+                if not self._done:
+                    self._end()
+        if self._error is not None:
+            raise self._error
 
     def result(self) -> T:
         """Wait, then the matrix."""
@@ -57,5 +67,15 @@ class Transfer(Generic[T]):
         made._result = finished(self._result)
         return made
 
+    def _end(self) -> None:
+        try:
+            if self._finish is not None:
+                self._finish()
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
+            self._error = error
+        self._done = True
+        self._keep = self._query = self._finish = None
+
     def __repr__(self) -> str:
-        return f"<Transfer of {self._result!r}, {'done' if self.done() else 'under way'}>"
+        state = "under way" if not self.done() else "done" if self._error is None else "failed"
+        return f"<Transfer of {self._result!r}, {state}>"

@@ -6,91 +6,333 @@ filled or emptied, never as a whole.  The device side is dense.
 
 from __future__ import annotations
 
-import math
+import contextlib
+import contextvars
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
 
 import numpy as np
 
 from matrix_interop.devices import Device
-from matrix_interop.memory import Block, PinnedArena, default_arena
+from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.memory import Block, PinnedArena, default_arena, is_pinned
+from matrix_interop.memory.upstreams import REFUSALS
 from matrix_interop.runtime import Runtime, get_runtime
+from matrix_interop.transfer.base import Transfer
+from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_serves
+from matrix_interop.transfer.crew import CREW
+from matrix_interop.transfer.files import advised
+from matrix_interop.transfer.parts import cut, spans
+from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
+from matrix_interop.transfer.progress import Progress, reporter
+from matrix_interop.transfer.settings import Setting, engine_of_lanes, engine_of_torch
+from matrix_interop.transfer.staging import staging_of
+from matrix_interop.transfer.streams import side_stream
 
-__all__ = ["download", "upload"]
+__all__ = ["download", "start_download", "upload"]
 
-CHUNK_BYTES: Final = 4 << 20
-IN_FLIGHT: Final = 3
+#: The per-thread default stream: only the thread that named it can use it.
+_PER_THREAD: Final = 2
+#: Moves of at most so many bytes are one chunk, filled by the thread that asks.
+_SMALL: Final = 1 << 20
 
 
 def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Device, stream: int) -> None:
     """Enqueue writing the values of ``source`` as dense rows of ``dtype`` at a device ``address``.
 
-    On return ``source`` may be changed; the device memory is ready in the order of ``stream``.
+    On return ``source`` may be changed; the device memory is ready in the order of ``stream``.  What goes wrong on
+    the way names the array and the byte; then no part of the device memory can be relied on.
     """
-    runtime, arena = get_runtime(device.type), default_arena()
-    flight: deque[tuple[int, Block]] = deque()
-    for part, offset in _parts(source, dtype):
-        if len(flight) == IN_FLIGHT:
-            event, block = flight.popleft()
-            _pass(runtime, event)
-            arena.release(block)
-        nbytes = part.size * dtype.itemsize
-        block = arena.block(nbytes)
-        np.copyto(np.ndarray(part.shape, dtype, block), part, casting="unsafe")
-        runtime.copy(address + offset, block.address, nbytes, ordinal=device.index, stream=stream)
-        flight.append((runtime.record(stream, device.index), block))
-    for event, block in flight:
-        arena.release(block, (event,))
+    move = _Move(source, address, dtype, device, stream)
+    if not move.nbytes:
+        return
+    if move.needs_no_staging():
+        finish(move.runtime, move.enqueue_whole(to_device=True))
+    else:
+        move.run(move.send)
 
 
 def download(address: int, dtype: np.dtype[Any], out: np.ndarray, device: Device, stream: int) -> None:
     """Fill ``out`` with dense rows of ``dtype`` from a device ``address`` as ``stream`` leaves them; done on return."""
-    runtime, arena = get_runtime(device.type), default_arena()
-    flight: deque[tuple[int, Block, np.ndarray]] = deque()
-    for part, offset in _parts(out, dtype):
-        if len(flight) == IN_FLIGHT:
-            _land(runtime, arena, dtype, *flight.popleft())
-        nbytes = part.size * dtype.itemsize
-        block = arena.block(nbytes)
-        runtime.copy(block.address, address + offset, nbytes, ordinal=device.index, stream=stream)
-        flight.append((runtime.record(stream, device.index), block, part))
-    while flight:
-        _land(runtime, arena, dtype, *flight.popleft())
+    start_download(address, dtype, out, device, stream).wait()
 
 
-def _land(
-    runtime: Runtime, arena: PinnedArena, dtype: np.dtype[Any], event: int, block: Block, part: np.ndarray
-) -> None:
-    _pass(runtime, event)
-    np.copyto(part, np.ndarray(part.shape, dtype, block), casting="unsafe")
-    arena.release(block)
+def start_download(
+    address: int,
+    dtype: np.dtype[Any],
+    out: np.ndarray,
+    device: Device,
+    stream: int,
+    *,
+    early: bool = False,
+    keep: object = None,
+) -> Transfer[np.ndarray]:
+    """`download` that returns at once where the device fills ``out`` by itself, and with ``early`` always.
+
+    ``keep``: what owns the device memory.  With ``early`` a thread of its own fills an ``out`` in pageable memory.
+    """
+    move = _Move(out, address, dtype, device, stream)
+    if not move.nbytes:
+        return Transfer(out)
+    if move.needs_no_staging():
+        runtime, event = move.runtime, move.enqueue_whole(to_device=False)
+        return Transfer(out, partial(runtime.query, event), partial(finish, runtime, event), keep)
+    if early:
+        return _in_background(move, out, keep)
+    move.run(move.receive)
+    return Transfer(out)
 
 
-def _pass(runtime: Runtime, event: int) -> None:
+def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.ndarray]:
+    runtime, ordinal = move.runtime, move.ordinal
+    over, errors = threading.Event(), []
+    ready = runtime.record(move.stream, ordinal)
+
+    def work() -> None:
+        try:
+            with side_stream(runtime, ordinal) as side:
+                try:
+                    runtime.wait(side, ready, ordinal)
+                finally:
+                    runtime.release(ready)
+                move.stream = side
+                move.run(move.receive)
+        except BaseException as error:  # noqa: BLE001 - raised by the Transfer
+            errors.append(error)
+        finally:
+            over.set()
+
+    def end() -> None:
+        over.wait()
+        if errors:
+            raise errors[0]
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(work,), name="matrix-interop transfer").start()
+    return Transfer(out, over.is_set, end, keep)
+
+
+def finish(runtime: Runtime, event: int) -> None:
+    """Wait for an event and give it back."""
     try:
         runtime.synchronize(event)
     finally:
         runtime.release(event)
 
 
-def _parts(array: np.ndarray, dtype: np.dtype[Any]) -> Iterator[tuple[np.ndarray, int]]:
-    """Views of ``array`` that follow each other when it is packed as ``dtype``, with their offsets in bytes."""
-    if array.ndim == 0:
-        array = array.reshape(1)
-    yield from _split(array, dtype.itemsize, 0)
+class _Move:
+    """One move of an array: where from, where to, by which setting, and how far it is."""
+
+    def __init__(self, array: np.ndarray, address: int, dtype: np.dtype[Any], device: Device, stream: int) -> None:
+        self.array = array
+        self.address = address
+        self.dtype = dtype
+        self.device = device
+        self.ordinal = device.index
+        self.stream = stream
+        self.nbytes = array.size * dtype.itemsize
+        self.runtime: Runtime = get_runtime(device.type)
+        self.arena: PinnedArena = default_arena()
+        self.copy: Callable[[np.ndarray, np.ndarray], None] = copy_values
+        self.report: Progress | None = reporter(self.nbytes)
+        self.stopped = False
+        self._moved = 0
+        self._lock = threading.Lock()
+        self._caller = 0
+
+    # Without staging ---------------------------------------------------------------------------
+    def needs_no_staging(self) -> bool:
+        """True where the device reads and writes the array as it lies: pinned memory, or any on coherent machines."""
+        if self.dtype != self.array.dtype or not self.array.flags.c_contiguous:
+            return False
+        if is_pinned(self.array):
+            return True
+        if self.nbytes <= _SMALL:
+            return False  # asking the driver about the memory costs what staging costs
+        if self.runtime.reads_pageable(self.ordinal):
+            return True
+        first = address_of(self.array)
+        return all(
+            self.runtime.pointer(address).kind in ("pinned", "managed") for address in (first, first + self.nbytes - 1)
+        )
+
+    def enqueue_whole(self, *, to_device: bool) -> int:
+        """Enqueue one copy of everything; the event after it."""
+        host = address_of(self.array)
+        dst, src = (self.address, host) if to_device else (host, self.address)
+        self.runtime.copy(dst, src, self.nbytes, ordinal=self.ordinal, stream=self.stream)
+        return self.runtime.record(self.stream, self.ordinal)
+
+    # Through chunks ----------------------------------------------------------------------------
+    def run(self, work: Callable[[np.ndarray, int, int, int], None], setting: Setting | None = None) -> None:
+        """Move everything by ``work(span, its offset, bytes a chunk, chunks in flight)``, in one thread or several."""
+        setting = setting or self._setting()
+        self._caller = threading.get_ident()
+        chunk = staging_of(self.arena).largest(min(setting.chunk_bytes, self.nbytes))
+        lanes = min(setting.lanes, -(-self.nbytes // chunk)) if self.stream != _PER_THREAD else 1
+        if lanes == 1:
+            work(self.array, 0, chunk, setting.in_flight)
+        else:
+            pieces = spans(self.array, self.dtype.itemsize, lanes)
+            CREW.run([partial(work, span, offset, chunk, setting.in_flight) for span, offset in pieces])
+        if self.report is not None:
+            self.report(self.nbytes, self.nbytes)
+
+    def _setting(self) -> Setting:
+        if self.nbytes <= _SMALL:
+            return Setting(1, _SMALL, 1)
+        engine = engine_of_lanes()
+        if pool_serves(np.empty(0, self.dtype), self.array):
+            engine, self.copy = engine_of_torch(), copy_by_torch
+        return setting_for(engine, self.device.type, self.nbytes, partial(_trial, self))
+
+    def send(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
+        """Host to device: fill a chunk, let the device fetch it, fill the next."""
+        with _Lane(self, chunk, in_flight, offset) as lane:
+            for part, at in advised(cut(span, self.dtype.itemsize, chunk)):
+                if self.stopped:
+                    return
+                lane.place = offset + at
+                block = lane.chunk() or lane.passed()
+                self.copy(np.ndarray(part.shape, self.dtype, block), part)
+                lane.launch(self.address + offset + at, block.address, part)
+
+    def receive(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
+        """Device to host: keep the device writing chunks, and empty the oldest meanwhile."""
+        with _Lane(self, chunk, in_flight, offset) as lane:
+            for part, at in cut(span, self.dtype.itemsize, chunk):
+                if self.stopped:
+                    return
+                block = lane.chunk() or lane.emptied()
+                lane.place = offset + at
+                lane.launch(block.address, self.address + offset + at, part)
+            while lane.flight:
+                lane.emptied()
+                lane.give()
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes more have been handed on."""
+        with self._lock:
+            self._moved += nbytes
+        if self.report is not None and self._moved < self.nbytes and threading.get_ident() == self._caller:
+            self.report(self._moved, self.nbytes)
+
+    def explained(self, error: BaseException, place: int) -> BaseException:
+        """The error with what was moved, where to, and how far it came."""
+        what = f"{self.array.dtype} {self.array.shape}, host memory, and {self.device} memory as {self.dtype}"
+        text = f"the move between {what} stopped at byte {place} of {self.nbytes}"
+        if type(error) in (DeviceUnavailableError, MemoryError):
+            explained = type(error)(f"{text}: {error}")
+            explained.__cause__ = error
+            return explained
+        error.add_note(text)
+        return error
 
 
-def _split(array: np.ndarray, itemsize: int, offset: int) -> Iterator[tuple[np.ndarray, int]]:
-    if array.size * itemsize <= CHUNK_BYTES:
-        if array.size:
-            yield array, offset
-        return
-    row = math.prod(array.shape[1:]) * itemsize
-    step = CHUNK_BYTES // row
-    if step == 0:
-        for index in range(len(array)):
-            yield from _split(array[index], itemsize, offset + index * row)
-        return
-    for start in range(0, len(array), step):
-        yield array[start : start + step], offset + start * row
+class _Lane:
+    """One thread's chunks: those that the device works on, and the one in hand.  They all go back at the end."""
+
+    def __init__(self, move: _Move, chunk: int, in_flight: int, place: int) -> None:
+        self._move = move
+        self._staging = staging_of(move.arena)
+        self._nbytes = chunk
+        self._in_flight = in_flight
+        self._block: Block | None = None
+        self.flight: deque[tuple[int, Block, np.ndarray]] = deque()
+        #: The byte that is being moved.
+        self.place = place
+
+    def chunk(self) -> Block | None:
+        """A chunk that nothing is done with, or None where there are enough in flight."""
+        if len(self.flight) == self._in_flight:
+            return None
+        self._block = self._staging.take(self._move.arena, self._nbytes, wait=not self.flight)
+        return self._block
+
+    def launch(self, dst: int, src: int, part: np.ndarray) -> None:
+        """Have the device move ``part`` from or to the chunk in hand."""
+        move, block = self._move, self._in_hand()
+        nbytes = part.size * move.dtype.itemsize
+        move.runtime.copy(dst, src, nbytes, ordinal=move.ordinal, stream=move.stream)
+        try:
+            event = move.runtime.record(move.stream, move.ordinal)
+        except BaseException:
+            with contextlib.suppress(*REFUSALS):
+                move.runtime.stream_synchronize(move.stream, move.ordinal)
+            raise
+        self.flight.append((event, block, part))
+        self._block = None
+        move.count(nbytes)
+
+    def passed(self) -> Block:
+        """The oldest chunk in flight, in hand again once the device is done with it."""
+        return self._landed()[0]
+
+    def emptied(self) -> Block:
+        """`passed`, after its values went where they belong."""
+        block, part = self._landed()
+        self._move.copy(part, np.ndarray(part.shape, self._move.dtype, block))
+        return block
+
+    def _landed(self) -> tuple[Block, np.ndarray]:
+        event, block, part = self.flight.popleft()
+        self._block = block
+        finish(self._move.runtime, event)
+        return block, part
+
+    def give(self) -> None:
+        """Give the chunk in hand back."""
+        self._staging.give(self._move.arena, self._in_hand())
+        self._block = None
+
+    def _in_hand(self) -> Block:
+        assert self._block is not None  # noqa: S101 - for the type checker: `chunk` or `passed` was called
+        return self._block
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        move = self._move
+        if self._block is not None:
+            self.give()
+        flight = [(event, block) for event, block, _ in self.flight]
+        self._staging.leave(move.arena, move.runtime, move.ordinal, move.stream, flight)
+        if error is not None:
+            move.stopped = True
+            explained = move.explained(error, self.place)
+            if explained is not error:
+                raise explained
+
+
+@contextlib.contextmanager
+def _trial(model: _Move) -> Iterator[Callable[[Setting], float]]:
+    """A function that gives the seconds of a move there and back by a setting, with the copies of ``model``."""
+    runtime, ordinal = model.runtime, model.ordinal
+    array = np.zeros(PROBED_BYTES // 4, np.float32)
+    address = runtime.device_alloc(array.nbytes, ordinal)
+
+    def measure(setting: Setting) -> float:
+        began = time.perf_counter()
+        for work in ("send", "receive"):
+            move = _Move(array, address, array.dtype, model.device, stream)
+            move.copy, move.report = model.copy, None
+            move.run(getattr(move, work), setting)
+        return time.perf_counter() - began
+
+    try:
+        with side_stream(runtime, ordinal) as stream:
+            array.fill(1)  # zeros have no pages of their own
+            yield measure
+    finally:
+        runtime.device_free(address, ordinal)
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where the first entry lies."""
+    return int(array.__array_interface__["data"][0])

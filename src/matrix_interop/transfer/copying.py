@@ -1,0 +1,112 @@
+"""Copying values between host arrays by as many threads as help: torch's own where torch is loaded, else ours.
+
+Values are converted as NumPy's "unsafe" casting does it, whoever copies.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from matrix_interop.dlpack import header_of
+from matrix_interop.transfer.crew import CREW
+from matrix_interop.transfer.settings import processors
+
+__all__ = ["copy_by_torch", "copy_values", "copy_values_in_pool", "pool_serves"]
+
+#: Below this many bytes one thread is done before others have begun.
+_ALONE: Final = 1 << 20
+#: The type under which torch copies any type of that size to itself.
+_CARRIERS: Final = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
+_INTEGERS: Final = frozenset(np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "?"))
+_FLOATS: Final = frozenset(np.dtype(name) for name in ("f4", "f8"))
+#: Columns and rows of a tile of a transposed copy: two of them fit into a core's own cache.
+_TILE: Final = 128
+#: Items between the rows of the buffer and its columns, so that they do not all fall on the same cache lines.
+_GAP: Final = 16
+
+
+def copy_values(out: np.ndarray, values: np.ndarray) -> None:
+    """``out[...] = values`` in one thread. The interpreter lock is free meanwhile."""
+    if _runs_across(out, values):
+        _transpose(out, values)
+    else:
+        np.copyto(out, values, casting="unsafe")
+
+
+def copy_values_in_pool(out: np.ndarray, values: np.ndarray) -> None:
+    """``out[...] = values``, of one shape, by all threads that help, at once."""
+    if out.nbytes < _ALONE:
+        copy_values(out, values)
+    elif pool_serves(out, values):
+        copy_by_torch(out, values)
+    else:
+        if out.flags.c_contiguous and values.flags.c_contiguous:
+            out, values = out.reshape(-1), values.reshape(-1)
+        count = min(processors(), -(-out.nbytes // _ALONE), len(out))
+        edges = [len(out) * number // count for number in range(count + 1)]
+        CREW.run([partial(copy_values, out[a:b], values[a:b]) for a, b in pairwise(edges)])
+
+
+# torch ---------------------------------------------------------------------------------------------
+def pool_serves(*arrays: np.ndarray) -> bool:
+    """True where torch is loaded with several threads, can describe the arrays and converts between them as NumPy."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "from_numpy") or torch.get_num_threads() < 2:
+        return False
+    first, second = arrays[0].dtype, arrays[-1].dtype
+    return (
+        (first == second and first.itemsize in _CARRIERS) or _converts(first, second) or _converts(second, first)
+    ) and all(_plain(array) for array in arrays)
+
+
+def _converts(narrow: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+    """True for pairs that torch and NumPy convert alike: not between floats and integers, which may overflow."""
+    return (narrow in _INTEGERS and wide in _INTEGERS) or (narrow in _FLOATS and wide in _FLOATS)
+
+
+def _plain(array: np.ndarray) -> bool:
+    size = array.itemsize
+    if not array.flags.aligned or any(step < 0 or step % size for step in array.strides):
+        return False
+    return not (array.ndim > 1 and array.strides[-1] > array.strides[0] > 0)  # torch transposes in one thread
+
+
+def copy_by_torch(out: np.ndarray, values: np.ndarray) -> None:
+    """``out[...] = values`` by torch's threads, where `pool_serves` both."""
+    torch: Any = sys.modules["torch"]
+    if out.dtype == values.dtype:
+        carrier = _CARRIERS[out.itemsize]
+        out, values = out.view(carrier), values.view(carrier)
+    if not values.flags.writeable:  # torch warns about them, and only reads here
+        address = int(values.__array_interface__["data"][0])
+        values = header_of(address, values.shape, values.strides, values.dtype, readonly=False, owner=values)
+    target, source = torch.from_numpy(out), torch.from_numpy(values)
+    if type(target) is torch.Tensor:
+        target.copy_(source)
+    else:  # a mode of torch is on that gives tensors without memory
+        np.copyto(out, values, casting="unsafe")
+
+
+# Transposing ---------------------------------------------------------------------------------------
+def _runs_across(out: np.ndarray, values: np.ndarray) -> bool:
+    """True where dense rows are to be made of dense columns, or the other way round."""
+    if out.ndim != 2 or min(out.shape) < 2:
+        return False
+    return (out.strides[1] < out.strides[0]) != (abs(values.strides[1]) < abs(values.strides[0]))
+
+
+def _transpose(out: np.ndarray, values: np.ndarray) -> None:
+    """By tiles through a small buffer. NumPy's own loop, of strides that are powers of two, takes ten times as long."""
+    rows, columns = out.shape
+    buffer = np.empty((_TILE, _TILE + _GAP), values.dtype)
+    for top in range(0, rows, _TILE):
+        for left in range(0, columns, _TILE):
+            target = out[top : top + _TILE, left : left + _TILE]
+            tile = buffer[: target.shape[1], : target.shape[0]]
+            np.copyto(tile, values[top : top + _TILE, left : left + _TILE].T)
+            np.copyto(target, tile.T, casting="unsafe")

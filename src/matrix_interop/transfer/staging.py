@@ -1,0 +1,172 @@
+"""The pinned chunks that all transfers of an arena share: never more of them at once than its staging reserve."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+from matrix_interop.memory import Block, PinnedArena
+from matrix_interop.memory.upstreams import REFUSALS
+from matrix_interop.runtime import Runtime
+
+__all__ = ["Staging", "staging_of"]
+
+#: Most pinned bytes that transfers, readers and builders of one arena hold together.
+_LIMIT: Final = 64 << 20
+_GRAIN: Final = 4096
+
+
+class Staging:
+    """Chunks out on loan, in bytes: of running moves, of moves that returned while the bus still reads, and kept ones.
+
+    A move without any chunk waits for one; a move that has some reuses its own.  Whoever holds a chunk gives it back
+    without waiting for another, and kept chunks take at most half, so every wait ends.
+    """
+
+    def __init__(self, arena: PinnedArena) -> None:
+        self.limit = min(_LIMIT, arena.stats().limit // 2)
+        self._used = 0
+        #: Runtime, event, bytes: chunks that are with the arena again and may not be filled before the event.
+        self._leaving: deque[tuple[Runtime, int, int]] = deque()
+        self._kept: list[weakref.ref[Block]] = []
+        # Re-entrant, as a finaliser may run anywhere and move something.
+        self._change = threading.Condition(threading.RLock())
+
+    def largest(self, wish: int) -> int:
+        """The chunk size nearest to ``wish`` that leaves room for several."""
+        return max(min(wish, self.limit // 4 // _GRAIN * _GRAIN), min(_GRAIN, self.limit))
+
+    def take(self, arena: PinnedArena, nbytes: int, *, wait: bool) -> Block | None:
+        """A chunk; where there is no room, wait for one or get None."""
+        if not self._reserve(nbytes, wait=wait):
+            return None
+        try:
+            return arena.block(nbytes)
+        except BaseException:
+            self._free(nbytes)
+            raise
+
+    def _reserve(self, nbytes: int, *, wait: bool) -> bool:
+        while True:
+            with self._change:
+                self._settle()
+                if not self._used or self._used + self._kept_bytes() + nbytes <= self.limit:
+                    self._used += nbytes
+                    return True
+                if not wait:
+                    return False
+                if not self._leaving:
+                    self._change.wait()
+                    continue
+                entry = self._leaving.popleft()
+            self._finish(*entry)
+
+    def give(self, arena: PinnedArena, block: Block) -> None:
+        """The chunk is free now."""
+        arena.release(block)
+        self._free(block.nbytes)
+
+    def leave(
+        self, arena: PinnedArena, runtime: Runtime, ordinal: int, stream: int, flight: list[tuple[int, Block]]
+    ) -> None:
+        """Each chunk is free after its event, recorded on ``stream``; the events are the arena's from now on."""
+        if not flight:
+            return
+        last = self._mark(arena, runtime, ordinal, stream)
+        if last is None:
+            for event, block in flight:
+                with suppress(*REFUSALS):  # a device that failed reads no chunk any more
+                    runtime.synchronize(event)
+                runtime.release(event)
+                self.give(arena, block)
+            return
+        for event, block in flight:
+            arena.release(block, (event,))
+        with self._change:
+            self._leaving.append((runtime, last, sum(block.nbytes for _, block in flight)))
+            self._change.notify()
+
+    @staticmethod
+    def _mark(arena: PinnedArena, runtime: Runtime, ordinal: int, stream: int) -> int | None:
+        """An event after all that is in flight; None where waiting is the only way."""
+        if arena.runtime is not runtime:  # it would not know what the events are
+            return None
+        try:
+            return runtime.record(stream, ordinal)
+        except REFUSALS:
+            return None
+
+    def keep(self, arena: PinnedArena, nbytes: int) -> Block | None:
+        """A chunk for memory that a user may hold on to, or None where those take half of the room already.
+
+        It is never given back: its last view takes it along.
+        """
+        with self._change:
+            self._settle()
+            kept = self._kept_bytes()
+            if kept + nbytes > self.limit // 2 or self._used + kept + nbytes > self.limit:
+                return None
+            self._used += nbytes
+        try:
+            block = arena.block(nbytes)
+            with self._change:
+                self._kept.append(weakref.ref(block))
+            return block
+        finally:
+            self._free(nbytes)
+
+    def _free(self, nbytes: int) -> None:
+        with self._change:
+            self._used -= nbytes
+            self._change.notify()
+
+    def _kept_bytes(self) -> int:
+        alive = [(ref, block.nbytes) for ref in self._kept if (block := ref()) is not None]
+        self._kept = [ref for ref, _ in alive]
+        return sum(nbytes for _, nbytes in alive)
+
+    def _settle(self) -> None:
+        """Note chunks that the device is done with."""
+        while self._leaving:
+            runtime, event, nbytes = self._leaving[0]
+            try:
+                if not runtime.query(event):
+                    return
+            except REFUSALS:
+                return  # whoever waits for it hears why
+            self._leaving.popleft()
+            runtime.release(event)
+            self._used -= nbytes
+
+    def _finish(self, runtime: Runtime, event: int, nbytes: int) -> None:
+        try:
+            runtime.synchronize(event)
+        finally:  # a device that failed reads no chunk any more
+            runtime.release(event)
+            self._free(nbytes)
+
+
+_stagings: weakref.WeakKeyDictionary[PinnedArena, Staging] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def staging_of(arena: PinnedArena) -> Staging:
+    """The one `Staging` of an arena."""
+    with _lock:
+        found = _stagings.get(arena)
+        if found is None:
+            found = _stagings[arena] = Staging(arena)
+        return found
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
