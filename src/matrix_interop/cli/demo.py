@@ -37,7 +37,7 @@ def _from_file() -> HostMatrix:
     _say("1. A file becomes a Matrix", f'm = open_matrix("{path.name}", mode="c")')
     m = open_matrix(path, mode="c")  # copy on write: writes stay in memory, so that every framework may share it
     how = "mapped: nothing was read yet" if is_mapped(m) else "read into memory"
-    print(f"{m!r}\n{len(m)} sentences of Python's documentation as vectors, {m.nbytes:,} bytes, {how}.")
+    print(f"{m!r}\n{len(m)} sentences from Python's documentation as vectors, {m.nbytes:,} bytes, {how}.")
     return m
 
 
@@ -50,7 +50,7 @@ def _into_frameworks(m: HostMatrix) -> None:
     print(f"Shared means: the same address, compared. Copies made in all these calls: {len(log)}.")
     for one in found:
         if not one.installed or one.problem is not None:
-            print(f"{one.name}: {state_of(one)}")
+            print(state_of(one))
     name = next((pair.target for pair in tried if pair.target == "torch"), "numpy")
     _say("3. A plan says beforehand what a conversion costs", f'm.plan("{name}"); m.plan("{name}", dtype="float32")')
     print(m.plan(name))
@@ -79,11 +79,12 @@ def _search(m: HostMatrix) -> None:
 
 def _print_hits(found: Any) -> None:
     sentences = sentence_texts()
-    width = min(shutil.get_terminal_size().columns, 120)
+    width = min(shutil.get_terminal_size().columns, 120) - len("  0.00  ")
+    print("question, and below it the sentences found, with their squared distances")
     for question, ids, distances in zip(question_texts(), found.ids.tolist(), found.distances.tolist(), strict=True):
-        print(f"{question}?")
+        print(question)
         for row, distance in zip(ids, distances, strict=True):
-            print(textwrap.shorten(f"  {distance:.2f}  {sentences[row]}".replace("\n", " "), width))
+            print(f"  {distance:.2f}  {textwrap.shorten(sentences[row], width, placeholder='...')}")
 
 
 def _say(heading: str, code: str) -> None:

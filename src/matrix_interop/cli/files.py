@@ -44,16 +44,15 @@ def _named(text: str) -> tuple[Path, dict[str, Any]]:
 def plan(options: argparse.Namespace) -> None:
     """Print what the file holds and the plan."""
     m = matrix_in(options.file, options.mode)
-    print(f"{m!r}, {m.nbytes:,} bytes, {'mapped' if is_mapped(m) else 'read into memory'}")
-    print(
-        m.plan(
-            options.to,
-            device=options.device,
-            dtype=options.dtype,
-            order=options.order,
-            share_readonly=options.share_readonly,
-        )
+    found = m.plan(
+        options.to,
+        device=options.device,
+        dtype=options.dtype,
+        order=options.order,
+        share_readonly=options.share_readonly,
     )
+    print(f"{m!r}, {m.nbytes:,} bytes, {'mapped' if is_mapped(m) else 'read into memory'}")
+    print(found)
 
 
 def convert(options: argparse.Namespace) -> None:
@@ -97,7 +96,7 @@ class _Converted(Rows):
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any], first: int) -> np.ndarray:
-    """``block`` as ``dtype``; `UnsupportedDtypeError` for what integers would cut and what floats would make infinite."""
+    """``block`` as ``dtype``. Raises `UnsupportedDtypeError` for what integers would cut or floats make infinite."""
     if block.dtype == dtype:
         return block
     with np.errstate(all="ignore"):

@@ -51,7 +51,7 @@ def _framework_row(one: FrameworkInfo) -> list[str]:
 
 
 def state_of(one: FrameworkInfo) -> str:
-    """ "works", or on one line why not and what to do."""
+    """The word "works", or on one line why not and what to do."""
     if one.installed:
         return "works" if one.problem is None else f"broken: {_line(one.problem)}"
     try:
