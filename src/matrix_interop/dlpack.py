@@ -173,6 +173,10 @@ class Capsule:
             finally:  # the struct stays alive behind the array: leave it as its producer wrote it
                 if written != relabelled:
                     tensor.device.code, tensor.device.index, tensor.dtype.code = written
+        if self.device.is_host and written[:2] != CPU.dlpack:
+            # NumPy would export the label of page-locked memory from the struct, and torch refuse it.
+            address, readonly = array.__array_interface__["data"]
+            array = header_of(address, array.shape, array.strides, label, readonly=readonly, owner=array)
         return array if label == self._dtype else array.view(self._dtype)
 
 
