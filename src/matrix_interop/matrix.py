@@ -88,7 +88,7 @@ class Matrix:
         there is no plain memory, `CopyRequiredError`, `UnsupportedDtypeError`, `UnknownFrameworkError`.
         """
         view = x._view if isinstance(x, Matrix) else read(x, fill)
-        if view.header.ndim != 2:
+        if view.ndim != 2:
             view = _as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
             device = CPU if cls is HostMatrix else _device_meant(view, None)
@@ -306,7 +306,7 @@ class Matrix:
         """
         view = self._view
         if dtype is None and order is None and copy is None and like is None and device is None:
-            native = quickly(view, framework, share_readonly)
+            native = quickly(view, framework, share_readonly, stream)
             if native is not None:
                 return native
         target, device = destination(view, framework, like, device)
@@ -529,7 +529,7 @@ class DeviceMatrix(Matrix):
         made = decide(
             view, framework_of("numpy"), place=CPU, dtype=kind, order=order, copy=copy, requested=copy is None
         )
-        started = start_fetch(view, made, landing, pinned=pinned is not False, stream=stream)
+        started = start_fetch(view, made, landing, pinned=pinned is not False, early=non_blocking, stream=stream)
         moved = started.then(lambda header: target or _wrap(TensorView.of(header, "numpy", header)))
         return moved if non_blocking else moved.result()
 

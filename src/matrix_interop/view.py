@@ -8,8 +8,9 @@ views from it, and nothing reads through it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from matrix_interop.reasons import Reason
 from matrix_interop.tracking import copies_forbidden, record_copy
 
 __all__ = ["DeviceView", "Pending", "TensorView"]
+
+
+_new: Final = object.__new__
 
 
 class Pending(NamedTuple):
@@ -91,7 +95,7 @@ class TensorView:
         stream: int | None = None,
     ) -> TensorView:
         """A view from its parts; adapters call this."""
-        self = cls.__new__(cls)
+        self = _new(cls)
         self.header = header
         self.framework = framework
         self.native = native
@@ -280,6 +284,7 @@ class DeviceView(TensorView):
 
     __slots__ = ("_header", "dtype", "pointer", "readonly", "shape", "strides")
 
+    _header: np.ndarray | None
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     strides: tuple[int, ...]
@@ -332,9 +337,23 @@ class DeviceView(TensorView):
     def ndim(self) -> int:
         return len(self.shape)
 
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
 
 def describe(view: TensorView) -> str:
     """One line: framework, dtype, shape, strides, device, read-only."""
-    header = view.header
     readonly = ", read-only" if view.readonly else ""
-    return f"{view.framework} {header.dtype} {header.shape}, strides {header.strides} bytes, on {view.device}{readonly}"
+    return f"{view.framework} {view.dtype} {view.shape}, strides {view.strides} bytes, on {view.device}{readonly}"

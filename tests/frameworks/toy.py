@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from matrix_interop import Framework, TensorView, register_framework
-from matrix_interop.devices import CPU, Device
 from matrix_interop.reasons import Obstacle, Reason
 
 KINDS = ("float32", "float64", "int32", "uint8")
@@ -48,7 +47,7 @@ class ToyFramework(Framework):
             return Obstacle(Reason.READONLY, "toy tensors are writable")
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> ToyTensor:
+    def wrap(self, header: np.ndarray) -> ToyTensor:
         return ToyTensor(memoryview(header.reshape(-1).view(np.uint8)), header.dtype.name, header.shape)
 
     def alias(self, native: ToyTensor) -> ToyTensor:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from matrix_interop.devices import CPU, Device
-from matrix_interop.dlpack import header_of
+from matrix_interop.devices import Device
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.frameworks.registry import Framework, Order, register_framework
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import TensorView
+from matrix_interop.view import DeviceView, TensorView
 from simulated import lateframe
 from simulated.runtime import DEVICE_TYPE, SimulatedRuntime
 
@@ -27,8 +26,8 @@ class LateframeFramework(Framework):
         return isinstance(x, lateframe.Array)
 
     def view(self, x: lateframe.Array, fill: Any = None) -> TensorView:
-        header = header_of(x.pointer, x.shape, x.strides, x.dtype, readonly=False, owner=x)
-        return TensorView.of(header, self.name, x, Device(DEVICE_TYPE, x.ordinal))
+        device = Device(self.device_types[0], x.ordinal)
+        return DeviceView.of_tensor(x, self.name, device, x.pointer, x.shape, x.strides, x.dtype)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         return "lateframe holds numbers and booleans: ask for dtype='float32'" if dtype.kind in "OSUMm" else None
@@ -40,12 +39,11 @@ class LateframeFramework(Framework):
             return Obstacle(Reason.READONLY, "lateframe cannot keep memory read-only; share_readonly=True shares it")
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> lateframe.Array:
-        if device.type != DEVICE_TYPE:
-            msg = f"lateframe has no arrays on {device}"
-            raise DeviceUnavailableError(msg)
-        address = int(header.__array_interface__["data"][0])
-        return lateframe.Array(address, header.shape, header.strides, header.dtype, device.index, owner or header)
+    def wrap(self, header: np.ndarray) -> lateframe.Array:
+        raise DeviceUnavailableError("lateframe has no arrays on the host")
+
+    def wrap_device(self, view: TensorView) -> lateframe.Array:
+        return lateframe.Array(view.pointer, view.shape, view.strides, view.dtype, view.device.index, view)
 
     def alias(self, native: lateframe.Array) -> lateframe.Array:
         return native[...]

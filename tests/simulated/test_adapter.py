@@ -81,7 +81,7 @@ def test_wrapped_memory_keeps_its_owner(device: SimulatedRuntime) -> None:
     adapter = framework("lateframe")
     x = lateframe.array(np.arange(6, dtype=np.int64).reshape(2, 3))
     view = TensorView(x)
-    y = adapter.wrap(view.header[:, 1:], view.device, view)
+    y = adapter.wrap_device(TensorView.of(view.header[:, 1:], "lateframe", None, view.device))
     del x, view
     assert y.numpy().tolist() == [[1, 2], [4, 5]]
     made = adapter.copy(y, np.dtype(np.float32), "F")

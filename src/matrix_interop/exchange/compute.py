@@ -9,7 +9,7 @@ import numpy as np
 from matrix_interop.dtypes import as_dtype
 from matrix_interop.exchange.convert import carry_out, copy_to, native_of, resolve, to_framework
 from matrix_interop.exchange.plan import Order, decide
-from matrix_interop.frameworks.registry import framework, read
+from matrix_interop.frameworks.registry import Framework, device_framework, framework, read
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.reasons import Reason
 from matrix_interop.tracking import record_copy
@@ -57,9 +57,9 @@ def take(view: TensorView, indices: Any) -> TensorView:
     header = view.header
     text = f"take of {wanted.size} rows"
     if not view.device.is_host:
-        target = framework(view.framework)
+        target, rows = _computable(view)
         where = to_framework(TensorView.of(wanted, "numpy", wanted), target, device=view.device)
-        native = target.namespace().take(native_of(view), where, axis=0)
+        native = target.namespace().take(rows, where, axis=0)
         record_copy(wanted.size * header.shape[1] * header.itemsize, Reason.REQUESTED, text)
         return target.view(native)
     out = aligned_empty((wanted.size, header.shape[1]), header.dtype.newbyteorder("="))
@@ -99,14 +99,23 @@ def _normalized_on_host(view: TensorView, kind: np.dtype[Any]) -> tuple[TensorVi
     return TensorView.of(out, view.framework), norms
 
 
+def _computable(view: TensorView) -> tuple[Framework, Any]:
+    """A framework that computes on the view's device, and its tensor over the same memory where it has such a one."""
+    own = framework(view.framework)
+    if own.computes:
+        return own, native_of(view)
+    other = device_framework(view.device.type)
+    return other, to_framework(view, other)
+
+
 def _normalized_on_device(view: TensorView, kind: np.dtype[Any]) -> tuple[TensorView, Any]:
     """In float64 where the framework has it: that holds every sum of squares of the narrower types."""
-    target = framework(view.framework)
+    target, native = _computable(view)
     xp = target.namespace()
     wide = as_dtype("float64")
     if target.refusal(wide) is not None:
         wide = as_dtype("float32")
-    rows = target.copy(native_of(view), wide, "C")
+    rows = target.copy(native, wide, "C")
     norms = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
     divided = rows / xp.where(norms > 0, norms, norms + 1)
     return target.view(target.copy(divided, kind, "C")), norms[:, 0]

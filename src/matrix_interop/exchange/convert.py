@@ -10,6 +10,7 @@ from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.exchange.plan import CopyPlan, Order, decide
 from matrix_interop.frameworks.registry import Framework, framework, loaded_framework, read
+from matrix_interop.frameworks.streams import share
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
@@ -46,7 +47,7 @@ def convert(
     """
     view = read(x)
     if dtype is None and order is None and copy is None and like is None and device is None:
-        native = quickly(view, framework, share_readonly)
+        native = quickly(view, framework, share_readonly, stream)
         if native is not None:
             return native
     target, device = destination(view, framework, like, device)
@@ -71,15 +72,19 @@ def plan(
     return plan_for(view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
 
 
-def quickly(view: TensorView, which: Any, share_readonly: bool) -> Any:
-    """The fast path between two frameworks on the host: ``view``'s memory as a tensor of the one named ``which``.
+def quickly(view: TensorView, which: Any, share_readonly: bool, stream: Any) -> Any:
+    """The fast path between two frameworks: ``view``'s memory as a tensor of the one named ``which``.
 
     None where that is not the case, or something may be in the way: then `to_framework` decides, with reasons.
     """
     target = loaded_framework(which) if type(which) is str else None
-    if target is None or which == view.framework or view.device is not CPU or view.pending is not None:
+    if target is None or which == view.framework or view.pending is not None:
         return None
-    return target.quick(view.header, share_readonly)
+    if view.device is CPU:
+        return target.quick(view.header, share_readonly)
+    if view.device.type in target.device_types and target.fits(view):
+        return share(view, target, stream)
+    return None
 
 
 def destination(view: TensorView, which: Any, like: Any, device: Any) -> tuple[Framework, Any]:
@@ -123,9 +128,9 @@ def place_of(view: TensorView, target: Framework, device: Any) -> Device:
     if str(device) == place.type and not place.is_host:  # "cuda" without a number
         current = target.current_device()
         place = current if current.type == place.type else place
-    if not place.is_host and place.index >= (count := get_runtime(place.type).device_count()):
-        names = ", ".join(f"{place.type}:{index}" for index in range(count))
-        raise DeviceUnavailableError(f"there is no device {place}: this process sees {names}")
+    if place not in (seen := target.devices()):
+        get_runtime(place.type)  # it may know why
+        raise DeviceUnavailableError(f"there is no device {place}: {target.name} sees {', '.join(seen) or 'none'} here")
     return place
 
 
@@ -148,13 +153,13 @@ def to_framework(
         if view.framework == target.name and view.native is not None:
             if on_host:
                 return target.alias(view.native)
-            from matrix_interop.exchange.moves import share
-
             return share(view, target, stream)
         if on_host:
             native = target.quick(view.header, share_readonly)
             if native is not None:
                 return native
+        elif target.fits(view):
+            return share(view, target, stream)
     made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)
     return carry_out(view, target, made, stream)
 

@@ -9,16 +9,25 @@ import numpy as np
 from matrix_interop.errors import DeviceUnavailableError, UnsupportedLayoutError
 from matrix_interop.exchange.plan import CopyPlan, Order, travels_as
 from matrix_interop.frameworks.registry import Framework, device_framework, framework
-from matrix_interop.frameworks.streams import NO_ORDER, handle_of, order_streams, producer_stream
-from matrix_interop.memory import default_arena, is_pinned
+from matrix_interop.frameworks.streams import (
+    LEGACY,
+    NO_ORDER,
+    handle_of,
+    keep_until,
+    order_streams,
+    producer_stream,
+    share,
+    wait_for,
+)
+from matrix_interop.memory import default_arena
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
-from matrix_interop.transfer.lanes import download, upload
+from matrix_interop.transfer.lanes import start_download, upload
 from matrix_interop.view import TensorView, describe
 
-__all__ = ["carry_out", "copied", "fetch", "share", "to_memory"]
+__all__ = ["carry_out", "copied", "fetch", "start_fetch", "to_memory"]
 
 
 def carry_out(view: TensorView, target: Framework, made: CopyPlan, stream: Any) -> Any:
@@ -26,65 +35,32 @@ def carry_out(view: TensorView, target: Framework, made: CopyPlan, stream: Any) 
     if made.device.is_host:
         return target.wrap(fetch(view, made))
     if made.device != view.device:
-        moved = to_memory(view, target, made)
-        return _handed_over(moved, target, stream)
-    if not made.zero_copy:
-        view = copied(view, made.dtype, made.order)
+        view = to_memory(view, target, made)
+    elif not made.zero_copy:
+        view = copied(view, target, made.dtype, made.order)
         _count(made)
     return share(view, target, stream)
 
 
-def share(view: TensorView, target: Framework, stream: Any = None) -> Any:
-    """A tensor of ``target`` over the device memory of ``view``, which ``target`` can describe as it lies."""
+# Copying on a device -----------------------------------------------------------------------------------
+def copied(view: TensorView, target: Framework, dtype: np.dtype[Any], order: Order) -> TensorView:
+    """The values of a device view in new memory of the same device, made on its framework's current stream.
+
+    ``target`` makes it if it can read the view as it lies, else the view's own framework.
+    """
+    maker = target if target.computes and _reads(target, view) else _computing(view)
+    return maker.view(maker.copy(_readable(view, maker), dtype, order))
+
+
+def _reads(target: Framework, view: TensorView) -> bool:
+    """True where ``target`` can make a tensor over the memory of ``view`` to read from."""
     if view.framework == target.name and view.native is not None:
-        return _handed_over(view, target, stream)
-    if not target.orders_itself:
-        consumer = target.current_stream(view.device) if stream is None else handle_of(stream)
-        if consumer != NO_ORDER:
-            order_streams(view, producer_stream(view), consumer)
-    return target.wrap(view.header, view.device, view)
-
-
-def _handed_over(view: TensorView, target: Framework, stream: Any) -> Any:
-    if stream is not None:
-        consumer = handle_of(stream)
-        if consumer != NO_ORDER:
-            order_streams(view, producer_stream(view), consumer)
-    return target.alias(view.native)
-
-
-def copied(view: TensorView, dtype: np.dtype[Any], order: Order) -> TensorView:
-    """The values of a device view in new memory of the same device, made by its framework on its current stream."""
-    source = _computing(view)
-    native = source.copy(native_on_device(view, source), dtype, order)
-    return source.view(native)
-
-
-def native_on_device(view: TensorView, source: Framework) -> Any:
-    """A tensor of ``source`` with the values of a device view: over its memory, unless its strides run backwards."""
-    if view.native is not None and view.framework == source.name:
-        return view.native
-    order_streams(view, producer_stream(view), source.current_stream(view.device))
-    if source.obstacle(view.header, share_readonly=True) is None:
-        return source.wrap(_writeable(view), view.device, view)
-    backwards = tuple(axis for axis, step in enumerate(view.strides) if step < 0)
-    forwards = view.header[tuple(slice(None, None, -1 if axis in backwards else 1) for axis in range(view.ndim))]
-    obstacle = source.obstacle(forwards, share_readonly=True)
-    if obstacle is not None:
-        msg = f"{describe(view)} cannot be read by {source.name}: {obstacle.text}; copy it in its own framework first"
-        raise UnsupportedLayoutError(msg)
-    plain = TensorView.of(forwards, view.framework, None, view.device, stream=view.stream)
-    return source.namespace().flip(source.wrap(_writeable(plain), view.device, plain), axis=backwards)
-
-
-def _writeable(view: TensorView) -> np.ndarray:
-    """The header of read-only memory that is only going to be read, for a framework without read-only tensors."""
-    from matrix_interop.dlpack import header_of
-
-    header = view.header
-    if header.flags.writeable:
-        return header
-    return header_of(view.pointer, header.shape, header.strides, header.dtype, readonly=False, owner=header)
+        return True
+    return (
+        view.pending is None
+        and target.refusal(view.dtype) is None
+        and target.obstacle(view.header, share_readonly=True) is None
+    )
 
 
 def _computing(view: TensorView) -> Framework:
@@ -93,97 +69,131 @@ def _computing(view: TensorView) -> Framework:
     return own if own.computes else device_framework(view.device.type)
 
 
+def _readable(view: TensorView, maker: Framework) -> Any:
+    """A tensor of ``maker`` with the values of a device view: over its memory unless the framework has no such tensor."""
+    if _reads(maker, view):
+        return view.native if view.native is not None and view.framework == maker.name else share(view, maker)
+    backwards = tuple(axis for axis, step in enumerate(view.strides) if step < 0)
+    forwards = view.header[tuple(slice(None, None, -1 if axis in backwards else 1) for axis in range(view.ndim))]
+    plain = TensorView.of(forwards, view.framework, None, view.device, stream=view.stream)
+    native = share(plain, maker) if _reads(maker, plain) else _packed(plain, maker)
+    return maker.namespace().flip(native, axis=backwards) if backwards else native
+
+
+def _packed(view: TensorView, maker: Framework) -> Any:
+    """Rows that lie apart, copied one behind the other into new memory of a framework that takes dense rows only."""
+    header = view.header
+    flipped = header.ndim == 2 and header.strides[1] != header.itemsize
+    rows = header.T if flipped else header if header.ndim == 2 else header.reshape(-1, 1)
+    refused = maker.refusal(view.dtype)
+    if refused is not None or rows.strides[1] != rows.itemsize or rows.strides[0] < rows.shape[1] * rows.itemsize:
+        why = refused or "it takes dense rows only"
+        raise UnsupportedLayoutError(f"{describe(view)} cannot be read by {maker.name}: {why}; copy it there first")
+    device, runtime = view.device, get_runtime(view.device.type)
+    native = maker.empty(rows.shape, view.dtype, device)
+    stream = maker.current_stream(device)
+    order_streams(view, producer_stream(view), stream)
+    width = rows.shape[1] * rows.itemsize
+    runtime.copy_rows(
+        maker.view(native).pointer,
+        width,
+        view.pointer,
+        rows.strides[0],
+        width,
+        len(rows),
+        ordinal=device.index,
+        stream=stream,
+    )
+    packed = maker.written(native, stream, device)
+    return packed.T if flipped else packed.reshape(view.shape)
+
+
+# Moving ------------------------------------------------------------------------------------------------
 def to_memory(view: TensorView, target: Framework, made: CopyPlan) -> TensorView:
     """The values of ``view`` in new memory of another device, owned by ``target`` and ready on its current stream."""
     device, flipped = made.device, made.order == "F"
-    shape = made.shape[::-1] if flipped else made.shape
-    native = target.empty(shape, made.dtype, device)
+    source = _on_the_way(view, made)
+    native = target.empty(made.shape[::-1] if flipped else made.shape, made.dtype, device)
     raw = target.view(native)
     stream = target.current_stream(device)
     if view.device.is_host:
-        source = view.header if view.pending is None else _resolved(view, made.dtype)
-        upload(source.T if flipped else source, raw.pointer, made.dtype, device, stream)
+        rows = source.header.T if flipped else source.header
+        upload(rows, raw.pointer, made.dtype, device, stream)
     else:
-        dense = _dense(view, made)
-        _peer_copy(dense, raw, made.dtype, stream)
+        _peer_copy(source, raw, stream)
     _count(made)
-    native = target.written(native, stream, device)
+    written = target.view(target.written(native, stream, device))
     if not flipped:
-        return TensorView.of(raw.header, target.name, native, device)
-    header = raw.header.T
-    owner = TensorView.of(header, target.name, None, device)
-    return TensorView.of(header, target.name, target.wrap(header, device, owner), device)
+        return written
+    return TensorView.of(written.header.T, target.name, None, device, stream=written.stream)
 
 
-def _resolved(view: TensorView, dtype: np.dtype[Any]) -> np.ndarray:
-    out = aligned_empty(view.shape, dtype)
-    if view.pending is not None:
-        view.pending.write(out)
-    return out
+def _on_the_way(view: TensorView, made: CopyPlan) -> TensorView:
+    """What is sent: on the host true values, on a device dense memory in the dtype and order in which its bytes go."""
+    if not view.device.is_host:
+        dtype, packs = travels_as(view, made.device, made.dtype, made.order)
+        return copied(view, framework(view.framework), dtype, made.order) if packs else view
+    if view.pending is None:
+        return view
+    out = aligned_empty(view.shape, made.dtype)
+    view.pending.write(out)
+    return TensorView.of(out, "numpy", out)
 
 
-def _dense(view: TensorView, made: CopyPlan) -> TensorView:
-    """The device view, packed on its device into the dtype and order in which its bytes travel."""
-    dtype, packs = travels_as(view, made.device, made.dtype, made.order)
-    return copied(view, dtype, made.order) if packs else view
-
-
-def _peer_copy(source: TensorView, raw: TensorView, dtype: np.dtype[Any], stream: int) -> None:
+def _peer_copy(source: TensorView, raw: TensorView, stream: int) -> None:
     """From one device to another: on a stream of the source, in the order of both sides."""
     here, there = source.device, raw.device
-    runtime = get_runtime(here.type)
     if here.type != there.type:
         raise DeviceUnavailableError(
             f"no runtime copies from {here} to {there}: go through the host, m.to_host().to_device({str(there)!r})"
         )
-    out = producer_stream(source)
-    ready = runtime.record(stream, there.index)  # the new memory belongs to ``stream`` until then
-    runtime.wait(out, ready, here.index)
-    runtime.release(ready)
-    nbytes = source.size * dtype.itemsize
-    runtime.copy_peer(raw.pointer, there.index, source.pointer, here.index, nbytes, stream=out)
-    event = runtime.record(out, here.index)
-    runtime.wait(stream, event, there.index)
-    runtime.release(event)
+    runtime, out = get_runtime(here.type), _queue_of(source)
+    wait_for(runtime, stream, there.index, out, here.index)  # until then the new memory belongs to ``stream``
+    runtime.copy_peer(raw.pointer, there.index, source.pointer, here.index, source.nbytes, stream=out)
+    wait_for(runtime, out, here.index, stream, there.index)
+    keep_until(source, out)
 
 
-def fetch(view: TensorView, made: CopyPlan, out: np.ndarray | None = None, *, pinned: bool = False) -> np.ndarray:
-    """The values of a device view in host memory: in ``out``, else in new memory; there on return."""
-    return start_fetch(view, made, out, pinned=pinned).result()
+def _queue_of(view: TensorView) -> int:
+    """A stream on which the data of a device view is there."""
+    stream = producer_stream(view)
+    return LEGACY if stream == NO_ORDER else stream
+
+
+def fetch(view: TensorView, made: CopyPlan) -> np.ndarray:
+    """The values of a device view in new host memory; there on return."""
+    return start_fetch(view, made).result()
 
 
 def start_fetch(
-    view: TensorView, made: CopyPlan, out: np.ndarray | None = None, *, pinned: bool = False, stream: Any = None
+    view: TensorView,
+    made: CopyPlan,
+    out: np.ndarray | None = None,
+    *,
+    pinned: bool = False,
+    early: bool = False,
+    stream: Any = None,
 ) -> Transfer[np.ndarray]:
-    """`fetch` that returns early where ``out`` is page-locked and dense, so that the device fills it by itself."""
+    """The values of a device view in host memory: in ``out``, else in new memory, ``pinned`` or ordinary.
+
+    Returns at once if ``early``, and where the device fills the memory by itself.  ``stream``: read on that one.
+    """
     shape, dtype, flipped = made.shape, made.dtype, made.order == "F"
     if out is None:
         rows = shape[::-1] if flipped else shape
         fresh = default_arena().result(rows, dtype) if pinned else aligned_empty(rows, dtype)
         out = fresh.T if flipped else fresh
-    dense = _dense(view, made)
-    device, kind = dense.device, dense.dtype
-    queue = producer_stream(dense)
-    if stream is not None and handle_of(stream) != NO_ORDER:
-        order_streams(dense, queue, handle_of(stream))
-        queue = handle_of(stream)
-    header, landing = (dense.header.T, out.T) if _is_flipped(dense) else (dense.header, out)
+    dense = _on_the_way(view, made)
+    queue = _queue_of(dense)
+    if stream is not None and (named := handle_of(stream)) != NO_ORDER:
+        order_streams(dense, queue, named)
+        queue = named
+    landing = out.T if _is_flipped(dense) else out
+    moved = start_download(dense.pointer, dense.dtype, landing, dense.device, queue, early=early, keep=dense)
+    if early:
+        keep_until(dense, queue)
     _count(made)
-    if is_pinned(landing) and landing.flags.c_contiguous and landing.dtype == kind:
-        runtime = get_runtime(device.type)
-        address = int(landing.__array_interface__["data"][0])
-        runtime.copy(address, dense.pointer, header.nbytes, ordinal=device.index, stream=queue)
-        event = runtime.record(queue, device.index)
-
-        def finish() -> None:
-            try:
-                runtime.synchronize(event)
-            finally:
-                runtime.release(event)
-
-        return Transfer(out, lambda: runtime.query(event), finish, keep=dense)
-    download(dense.pointer, kind, landing, device, queue)
-    return Transfer(out, lambda: True, lambda: None)
+    return moved.then(lambda _: out)
 
 
 def _is_flipped(view: TensorView) -> bool:

@@ -12,15 +12,22 @@ from typing import Any, Final
 import cupy
 import numpy as np
 
-from matrix_interop.devices import CPU, Device
-from matrix_interop.dlpack import header_of
+from matrix_interop.devices import Device, device_of_dlpack
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import TensorView
+from matrix_interop.view import DeviceView, TensorView
 
 _LEGACY: Final = 1
+#: Code of CUDA devices in DLPack.
+_CUDA: Final = 2
+#: Types that every CuPy has.
+_PLAIN: Final = frozenset(dtype for dtype in DLPACK_OF_DTYPE if dtype.isnative and not is_extension(dtype))
+_UnownedMemory: Final = cupy.cuda.UnownedMemory
+_MemoryPointer: Final = cupy.cuda.MemoryPointer
+_ndarray: Final = cupy.ndarray
+_current_stream: Final = cupy.cuda.get_current_stream
 
 
 class CupyFramework(Framework):
@@ -33,11 +40,11 @@ class CupyFramework(Framework):
         return isinstance(x, cupy.ndarray)
 
     def view(self, x: cupy.ndarray, fill: Any = None) -> TensorView:
-        data = x.data
-        if x.dtype not in DLPACK_OF_DTYPE:
-            require_plain(x.dtype)
-        header = header_of(data.ptr, x.shape, x.strides, x.dtype, readonly=False, owner=x)
-        return TensorView.of(header, "cupy", x, Device("cuda", data.device_id))
+        data, dtype = x.data, x.dtype
+        if dtype not in DLPACK_OF_DTYPE:
+            require_plain(dtype)
+        device = device_of_dlpack(_CUDA, data.device_id)
+        return DeviceView.of_tensor(x, "cupy", device, data.ptr, x.shape, x.strides, dtype)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         native = dtype.newbyteorder("=")
@@ -59,13 +66,18 @@ class CupyFramework(Framework):
             )
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> cupy.ndarray:
-        if device.type != "cuda":
-            raise DeviceUnavailableError(f"cupy has no arrays on {device}")
-        address = int(header.__array_interface__["data"][0])
-        memory = cupy.cuda.UnownedMemory(address, 1, header, device.index)
-        pointer = cupy.cuda.MemoryPointer(memory, 0)
-        return cupy.ndarray(header.shape, header.dtype, pointer, header.strides)
+    def wrap(self, header: np.ndarray) -> cupy.ndarray:
+        raise DeviceUnavailableError("cupy has no arrays on the host")
+
+    def fits(self, view: TensorView) -> bool:
+        # What other frameworks hand over is aligned; objects known by protocol only may bring anything.
+        if view.dtype in _PLAIN and type(view) is DeviceView and not view.readonly:
+            return True
+        return super().fits(view)
+
+    def wrap_device(self, view: TensorView) -> cupy.ndarray:
+        memory = _UnownedMemory(view.pointer, view.nbytes, view, view.device.index)
+        return _ndarray(view.shape, view.dtype, _MemoryPointer(memory, 0), view.strides)
 
     def alias(self, native: cupy.ndarray) -> cupy.ndarray:
         return native.view()
@@ -82,7 +94,7 @@ class CupyFramework(Framework):
         return Device("cuda", cupy.cuda.runtime.getDevice())
 
     def current_stream(self, device: Device) -> int:
-        return int(cupy.cuda.get_current_stream(device.index).ptr) or _LEGACY
+        return _current_stream(device.index).ptr or _LEGACY
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> cupy.ndarray:
         with cupy.cuda.Device(device.index):

@@ -24,10 +24,12 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import TensorView
+from matrix_interop.view import DeviceView, TensorView
 
 _ALIGNMENT: Final = 64
 LEGACY: Final = 1
+#: Data that is there already is after no stream.
+_NO_ORDER: Final = -1
 #: Types that NumPy exports over DLPack by itself.
 _EXPORTED: Final = frozenset(dtype for dtype in DLPACK_OF_DTYPE if not is_extension(dtype))
 _OneDevice: Final = jax.sharding.SingleDeviceSharding
@@ -39,20 +41,20 @@ _NARROWED: Final = frozenset(np.dtype(kind) for kind in ("i8", "u8", "f8", "c16"
 class _Capsule:
     """What `jax.dlpack.from_dlpack` asks for: it names the stream of its own on which the data must be ready."""
 
-    __slots__ = ("device", "header", "owner")
+    __slots__ = ("header", "view")
 
-    def __init__(self, header: np.ndarray, device: Device, owner: TensorView | None) -> None:
+    def __init__(self, header: np.ndarray, view: TensorView | None = None) -> None:
         self.header = header
-        self.device = device
-        self.owner = owner
+        self.view = view
 
     def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
-        if self.owner is not None and not self.device.is_host:
-            self.owner.frameworks.make_ready(self.owner, stream)
-        return capsule_of(self.header, self.device, max_version=None)
+        if self.view is None:
+            return capsule_of(self.header, CPU, max_version=None)
+        self.view.frameworks.make_ready(self.view, stream)
+        return capsule_of(self.header, self.view.device, max_version=None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.device.dlpack
+        return CPU.dlpack if self.view is None else self.view.device.dlpack
 
 
 class JaxFramework(Framework):
@@ -92,6 +94,15 @@ class JaxFramework(Framework):
         device = _device(device)
         if device is CPU:
             return TensorView.of(np.asarray(x), "jax", x)
+        if x.is_ready():  # then it stays so, and nobody has to wait
+            try:
+                # The interface refuses layouts that are not dense rows.
+                address = x.__cuda_array_interface__["data"][0]
+            except (AttributeError, RuntimeError, TypeError):
+                pass
+            else:
+                strides = _row_strides(x.shape, x.dtype.itemsize)
+                return DeviceView.of_tensor(x, "jax", device, address, x.shape, strides, x.dtype, stream=_NO_ORDER)
         # JAX shows no streams. Its own export makes the array ready on one that is named: the legacy default stream.
         header = Capsule(x.__dlpack__(stream=LEGACY), f"jax {x.dtype} {x.shape}").header()
         return TensorView.of(header, "jax", x, device, stream=LEGACY)
@@ -121,14 +132,11 @@ class JaxFramework(Framework):
             return Obstacle(Reason.ALIGNMENT, f"jax shares memory only at multiples of {_ALIGNMENT} bytes")
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
-        # JAX asks for a legacy capsule, which NumPy refuses for read-only memory, and wants the strides of a
-        # packed array on axes where no stride counts. JAX never writes, so the memory is described anew.
-        strides = _dense_strides(header)
-        if not header.flags.writeable or strides != header.strides:
-            address = int(header.__array_interface__["data"][0])
-            header = header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
-        return jax.dlpack.from_dlpack(_Capsule(header, device, owner))
+    def wrap(self, header: np.ndarray) -> Any:
+        return _from_dlpack(_Capsule(_as_jax_wants(header)))
+
+    def wrap_device(self, view: TensorView) -> Any:
+        return _from_dlpack(_Capsule(_as_jax_wants(view.header), view))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         # What is plainly dense goes to JAX as it is, without looking at strides one by one.
@@ -159,9 +167,9 @@ class JaxFramework(Framework):
 
     def written(self, native: Any, stream: int, device: Device) -> Any:
         # A second array over the same memory, which JAX's own stream reads after ``stream`` wrote it.
-        address = native.unsafe_buffer_pointer()
-        header = header_of(address, native.shape, None, np.dtype(native.dtype), readonly=False, owner=native)
-        return self.wrap(header, device, TensorView.of(header, "jax", None, device, stream=stream))
+        address, strides = native.unsafe_buffer_pointer(), _row_strides(native.shape, native.dtype.itemsize)
+        view = DeviceView.of_tensor(native, "jax", device, address, native.shape, strides, native.dtype, stream=stream)
+        return self.wrap_device(view)
 
     def copy(self, native: Any, dtype: np.dtype[Any], order: Order) -> Any:
         if order == "F" and native.ndim > 1:
@@ -189,11 +197,37 @@ def _is_cut(dtype: np.dtype[Any]) -> bool:
     return dtype in _NARROWED and not cast(Any, jax.config).jax_enable_x64
 
 
+def _as_jax_wants(header: np.ndarray) -> np.ndarray:
+    """The same memory as JAX takes it.
+
+    It asks for a legacy capsule, which NumPy refuses for read-only memory, and wants the strides of a packed array on
+    axes where no stride counts. JAX never writes, so the memory is described anew.
+    """
+    flags = header.flags
+    if flags.carray and 1 not in header.shape and header.size:
+        return header
+    strides = _dense_strides(header)
+    if flags.writeable and strides == header.strides:
+        return header
+    address = int(header.__array_interface__["data"][0])
+    return header_of(address, header.shape, strides, header.dtype, readonly=False, owner=header)
+
+
 def _axes_by_stride(header: np.ndarray) -> list[int]:
     """Axes from the slowest to the fastest; among axes without a stride that counts, in their own order."""
     counted = [axis for axis in range(header.ndim) if header.shape[axis] > 1]
     ranked = iter(sorted(counted, key=lambda axis: -header.strides[axis]))
     return [next(ranked) if header.shape[axis] > 1 else axis for axis in range(header.ndim)]
+
+
+def _row_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides of dense rows."""
+    strides = []
+    step = itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
 
 
 def _dense_strides(header: np.ndarray) -> tuple[int, ...]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from matrix_interop.devices import CPU, Device
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
 from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Obstacle
 from matrix_interop.view import Pending, TensorView
+
+#: Looked up once: most conversions start here.
+_ndarray: Final = np.ndarray
+_view_of: Final = TensorView.of
 
 
 class NumpyFramework(Framework):
@@ -24,10 +27,10 @@ class NumpyFramework(Framework):
         return isinstance(x, np.ndarray | np.generic)
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
-        if type(x) is np.ndarray:
+        if type(x) is _ndarray:
             if x.dtype not in DLPACK_OF_DTYPE:
                 require_plain(x.dtype)
-            return TensorView.of(x, "numpy", x)
+            return _view_of(x, "numpy", x)
         if isinstance(x, np.generic):
             x = np.asarray(x)
             x.flags.writeable = False
@@ -36,7 +39,7 @@ class NumpyFramework(Framework):
             header = x.view(np.ndarray)
             return TensorView.of(header, "numpy", header)
         header = x.data.view(np.ndarray)
-        mask = np.ma.getmaskarray(x)
+        mask = np.ma.getmask(x)  # one False where nothing is hidden
         hidden = int(np.count_nonzero(mask))
         if not hidden:
             return TensorView.of(header, "numpy", header, note="mask dropped: it hides nothing")
@@ -57,7 +60,7 @@ class NumpyFramework(Framework):
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> np.ndarray:
+    def wrap(self, header: np.ndarray) -> np.ndarray:
         return header.view()
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> np.ndarray:

@@ -59,7 +59,7 @@ class ProtocolFramework(Framework):
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
         raise NotImplementedError
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
+    def wrap(self, header: np.ndarray) -> Any:
         raise NotImplementedError
 
     def alias(self, native: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from matrix_interop.devices import CPU, Device
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Obstacle, Reason
@@ -88,7 +87,8 @@ class ArrowFramework(Framework):
         parts += ["bits to unpack"] if kind == np.bool_ else []
         parts += [f"{nulls} nulls to fill with {fill!r}"] if nulls else []
         blank = np.broadcast_to(np.zeros((), kind), shape)  # a header: shape and dtype of what write() gives
-        return TensorView.of(blank, "pyarrow", pending=Pending(" and ".join(parts), write))
+        own = self.name if kind in _NUMBERS else "numpy"  # unpacked booleans have no Arrow form
+        return TensorView.of(blank, own, pending=Pending(" and ".join(parts), write))
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         if dtype.newbyteorder("=") in _NUMBERS:
@@ -107,7 +107,7 @@ class ArrowFramework(Framework):
             return Obstacle(Reason.ALIGNMENT, f"the address is no multiple of what {header.dtype} needs")
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
+    def wrap(self, header: np.ndarray) -> Any:
         _require_axis(header)
         array = pa.Array.from_buffers(_NUMBERS[header.dtype], header.size, [None, pa.py_buffer(header)])
         for axis in range(header.ndim - 1, 0, -1):

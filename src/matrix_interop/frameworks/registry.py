@@ -51,7 +51,7 @@ class Framework(ABC):
     only_order: ClassVar[str | None] = None
     #: True where its tensors can be copied and computed with on a device.
     computes: ClassVar[bool] = True
-    #: True where `wrap` itself waits for device data, on a stream that only the framework knows.
+    #: True where `wrap_device` itself waits for the data, on a stream that only the framework knows.
     orders_itself: ClassVar[bool] = False
 
     # Reading -----------------------------------------------------------------------------------
@@ -76,11 +76,8 @@ class Framework(ABC):
         """Why memory of a `dtype` that is not refused cannot be shared as it lies; None if it can."""
 
     @abstractmethod
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> Any:
-        """A tensor over that memory, which it keeps alive. Called only where `obstacle` found none.
-
-        For device memory ``header`` is never read; ``owner`` is the view that it belongs to.
-        """
+    def wrap(self, header: np.ndarray) -> Any:
+        """A tensor over that host memory, which it keeps alive. Called only where `obstacle` found none."""
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         """A tensor over host memory, or None where something may be in the way: the fast path asks no reasons."""
@@ -106,6 +103,14 @@ class Framework(ABC):
         return np
 
     # Devices: the host needs none of these -----------------------------------------------------
+    def fits(self, view: TensorView) -> bool:
+        """True where nothing is in the way of sharing device memory; False where something may be: no reasons asked."""
+        return self.refusal(view.dtype) is None and self.obstacle(view.header) is None
+
+    def wrap_device(self, view: TensorView) -> Any:
+        """A tensor over the device memory of ``view``, which it keeps alive. Called only where `obstacle` found none."""
+        raise DeviceUnavailableError(f"{self.name} has no tensors on {view.device}")
+
     def devices(self) -> tuple[Device, ...]:
         """The devices it sees now."""
         return (CPU,)

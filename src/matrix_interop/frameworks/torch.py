@@ -16,13 +16,13 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from matrix_interop.devices import CPU, Device, as_device
+from matrix_interop.devices import CPU, Device, as_device, device_of_dlpack
 from matrix_interop.dlpack import capsule_of, header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import Pending, TensorView
+from matrix_interop.view import DeviceView, Pending, TensorView
 
 #: NumPy dtype -> torch dtype, for all that this torch knows and NumPy can hold.
 _TORCH_OF_NUMPY: Final[dict[np.dtype[Any], torch.dtype]] = {
@@ -31,8 +31,14 @@ _TORCH_OF_NUMPY: Final[dict[np.dtype[Any], torch.dtype]] = {
 _NUMPY_OF_TORCH: Final = {kind: dtype for dtype, kind in _TORCH_OF_NUMPY.items()}
 _Tensor: Final = torch.Tensor
 _from_numpy: Final = torch.from_numpy
+_strided: Final = torch.strided
 _view_of: Final = TensorView.of
+_device_view: Final = DeviceView.of_tensor
+#: Code of CUDA devices in DLPack.
+_CUDA: Final = 2
 #: The C importer behind `torch.from_dlpack`: it takes the capsule as it is and orders nothing, which is done before.
+#: Missing from builds without CUDA. torch.cuda.current_stream() builds an object, twenty times slower.
+_current_stream: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _from_capsule: Final = torch.utils.dlpack.from_dlpack
 
 
@@ -55,11 +61,15 @@ class TorchFramework(Framework):
                 if not header.flags.c_contiguous and 0 in header.strides:  # expand(): entries share memory
                     header.flags.writeable = False
                 return _view_of(header, "torch", x)
+        elif type(x) is _Tensor and x.is_cuda and x.layout is _strided:
+            view = _cuda_view(x)
+            if view is not None:
+                return view
         return self._careful_view(x)
 
     def _careful_view(self, x: torch.Tensor) -> TensorView:
         """Any other tensor: on a device, with something pending, or of a subclass."""
-        what = f"torch {x.dtype} {tuple(x.shape)} on {x.device}"
+        what = f"torch {x.dtype} {'nested' if x.is_nested else tuple(x.shape)} on {x.device}"
         _require_memory(x, what)
         dtype = _NUMPY_OF_TORCH.get(x.dtype)
         if dtype is None:
@@ -70,16 +80,33 @@ class TorchFramework(Framework):
         plain = x.detach()
         strides = tuple(step * dtype.itemsize for step in plain.stride())
         repeats = 0 in strides and plain.numel() > 0 and not plain.is_contiguous()
-        header = header_of(plain.data_ptr(), tuple(plain.shape), strides, dtype, readonly=repeats, owner=plain)
+        device, shape = as_device(x.device), tuple(plain.shape)
         bits = [word for word, set_ in (("conjugate", plain.is_conj()), ("negative", plain.is_neg())) if set_]
+        pending = None
         if bits:
 
             def write(out: np.ndarray) -> None:
-                self.wrap(out).copy_(plain)
+                if out.dtype in _TORCH_OF_NUMPY:
+                    self.wrap(out).copy_(plain)
+                else:  # a type that torch lacks: by way of one more copy
+                    np.copyto(out, plain.resolve_conj().resolve_neg().numpy(), casting="unsafe")
 
             pending = Pending(f"a pending {' and '.join(bits)} bit", write)
-            return TensorView.of(header, "torch", None, as_device(x.device), pending=pending, note=note)
-        return TensorView.of(header, "torch", plain, as_device(x.device), note=note)
+        if not device.is_host:
+            return DeviceView.of_tensor(
+                plain,
+                "torch",
+                device,
+                plain.data_ptr(),
+                shape,
+                strides,
+                dtype,
+                readonly=repeats,
+                note=note,
+                pending=pending,
+            )
+        header = header_of(plain.data_ptr(), shape, strides, dtype, readonly=repeats, owner=plain)
+        return TensorView.of(header, "torch", None if pending else plain, device, pending, note)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         if dtype in _TORCH_OF_NUMPY:
@@ -107,9 +134,7 @@ class TorchFramework(Framework):
             )
         return None
 
-    def wrap(self, header: np.ndarray, device: Device = CPU, owner: TensorView | None = None) -> torch.Tensor:
-        if not device.is_host:
-            return _from_capsule(capsule_of(header, device, max_version=None if header.flags.writeable else (1, 0)))
+    def wrap(self, header: np.ndarray) -> torch.Tensor:
         dtype = header.dtype
         label = carrier(dtype)
         plain = header if label == dtype else header.view(label)
@@ -120,6 +145,19 @@ class TorchFramework(Framework):
             plain = header_of(address, header.shape, strides, label, readonly=False, owner=header)
         tensor = torch.from_numpy(plain)
         return tensor if label == dtype else tensor.view(_TORCH_OF_NUMPY[dtype])
+
+    def fits(self, view: TensorView) -> bool:
+        # What other frameworks hand over is aligned; objects known by protocol only may bring anything.
+        if view.dtype in _TORCH_OF_NUMPY and type(view) is DeviceView and not view.readonly:
+            return min(view.strides, default=0) >= 0
+        return super().fits(view)
+
+    def wrap_device(self, view: TensorView) -> torch.Tensor:
+        header = view.header
+        if min(header.strides, default=0) < 0:  # on an axis where no stride counts; torch would end the process
+            strides = tuple(abs(step) for step in header.strides)
+            header = header_of(view.pointer, header.shape, strides, header.dtype, readonly=False, owner=header)
+        return _from_capsule(capsule_of(header, view.device, max_version=None if header.flags.writeable else (1, 0)))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         if header.flags.behaved:  # aligned and writable: all that from_numpy does not check itself
@@ -152,8 +190,7 @@ class TorchFramework(Framework):
     def current_stream(self, device: Device) -> int:
         if device.type != "cuda":
             return super().current_stream(device)
-        # torch.cuda.current_stream() builds an object, twenty times slower; this is what it asks.
-        return int(torch._C._cuda_getCurrentRawStream(device.index)) or 1
+        return _current_stream(device.index) or 1
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> torch.Tensor:
         return torch.empty(shape, dtype=_TORCH_OF_NUMPY[dtype], device=_torch_device(device))
@@ -169,6 +206,21 @@ class TorchFramework(Framework):
     def keep_until(self, native: torch.Tensor, stream: int, device: Device) -> None:
         external: Any = torch.cuda.ExternalStream  # untyped in torch
         native.record_stream(external(stream, device=_torch_device(device)))
+
+
+def _cuda_view(x: torch.Tensor) -> DeviceView | None:
+    """A plain CUDA tensor without the questions that only others need; None for one that may be another."""
+    dtype = _NUMPY_OF_TORCH.get(x.dtype)
+    if dtype is None or x.requires_grad or x.is_conj() or x.is_neg():
+        return None
+    try:
+        address, size = x.data_ptr(), dtype.itemsize
+        strides = tuple([step * size for step in x.stride()])
+    except RuntimeError:  # nested tensors, and those of a torch.func transform
+        return None
+    if not address or 0 in strides:  # empty, or entries share memory
+        return None
+    return _device_view(x, "torch", device_of_dlpack(_CUDA, x.get_device()), address, x.shape, strides, dtype)
 
 
 def _torch_device(device: Device) -> torch.device:
