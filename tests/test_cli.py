@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from matrix_interop import open_matrix, save_matrix
 from matrix_interop.bench import SUITES
 from matrix_interop.cli import main
+from matrix_interop.cli.progress import Progress
 from matrix_interop.data import embeddings_path, question_texts, sentence_texts
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -250,3 +252,37 @@ def test_help_loads_no_framework() -> None:
         check=True,
     )
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+# progress -------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_on_a_terminal_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, rewritten in place, and taken away at the end; nothing in the first second."""
+    now, terminal = [0.0], Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress("convert", 4000) as progress:
+        progress.advance(500)
+        assert terminal.getvalue() == ""
+        now[0] = 2.0
+        progress.advance(500)
+        shown = "convert: 1,000 of 4,000 rows, 25%, about 6 s left"
+        assert terminal.getvalue() == f"\r{shown}"
+    assert terminal.getvalue() == f"\r{shown}\r{' ' * len(shown)}\r"
+
+
+def test_progress_is_silent_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes."""
+    now, pipe = [0.0], io.StringIO()
+    monkeypatch.setattr("sys.stderr", pipe)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Progress("convert", 2) as progress:
+        now[0] = 100.0
+        assert [len(block) for block in progress.count([ROWS, ROWS])] == [4, 4]
+    assert pipe.getvalue() == ""
