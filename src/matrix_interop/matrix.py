@@ -25,7 +25,7 @@ from matrix_interop.exchange.convert import (
     resolve,
     to_framework,
 )
-from matrix_interop.exchange.plan import CopyPlan, Order, decide
+from matrix_interop.exchange.plan import CopyPlan, Order, decide, require_order
 from matrix_interop.frameworks.registry import device_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.memory import default_arena, is_pinned
@@ -344,6 +344,7 @@ class Matrix:
 
     def contiguous(self, order: Order = "C", *, copy: bool | None = None) -> Matrix:
         """The matrix with dense rows ("C") or columns ("F"): itself if it has them already and ``copy`` is not True."""
+        require_order(order)
         if self._view.header.flags[order] and not copy:
             return self
         return _wrap(copied(self._view, order=order, copy=copy, requested=False))

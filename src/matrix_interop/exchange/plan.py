@@ -105,9 +105,11 @@ def decide(
         why_not = target.refusal(wanted)
         if why_not is not None:
             raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {wanted}: {why_not}")
-    if order is not None and target.only_order not in (None, order):
-        msg = f"{target.name} tensors have order {target.only_order!r} only: leave order={order!r} out"
-        raise UnsupportedLayoutError(msg)
+    if order is not None:
+        require_order(order)
+        if target.only_order not in (None, order):
+            msg = f"{target.name} tensors have order {target.only_order!r} only: leave order={order!r} out"
+            raise UnsupportedLayoutError(msg)
     found: list[tuple[Reason, str]] = []
     if view.pending is not None:
         found.append((Reason.PENDING, view.pending.text))
@@ -175,6 +177,12 @@ def travels_as(view: TensorView, place: Device, wanted: np.dtype[Any], order: Or
     smaller = wanted.itemsize < view.itemsize
     dtype = wanted if smaller or not place.is_host else view.dtype
     return dtype, dtype != view.dtype or not view.header.flags[order]
+
+
+def require_order(order: Any) -> None:
+    """Raise `UnsupportedLayoutError` for anything but "C" and "F"."""
+    if order not in ("C", "F"):
+        raise UnsupportedLayoutError(f"order {order!r}: 'C' for dense rows or 'F' for dense columns is meant")
 
 
 def refuse(plan: CopyPlan, who: str) -> None:
