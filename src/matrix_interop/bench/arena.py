@@ -23,9 +23,10 @@ from typing import Any, Final, Protocol
 from matrix_interop.bench import report
 from matrix_interop.bench.strategies import STRATEGIES, PowerOfTwoPool, SimulatedPages
 from matrix_interop.bench.traces import TRACES, Step
-from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.errors import DeviceUnavailableError, PinnedLimitError
 from matrix_interop.memory import Block, PinnedArena
 from matrix_interop.memory.paged import Remap, page_size
+from matrix_interop.memory.pages import available_memory
 from matrix_interop.memory.policies import Bounded, Policy, Uncached
 from matrix_interop.memory.upstreams import first_device
 from matrix_interop.runtime import Runtime, get_runtime
@@ -46,7 +47,7 @@ POLICIES: Final[dict[str, Callable[[], Policy]]] = {
 #: The pools of other libraries, as rows of their own.
 _POOLS: Final = ("torch", "cupy")
 
-#: These take a terabyte from upstream on the warpx trace, or keep more than most machines have.
+#: On the warpx trace these take a terabyte from upstream, or, as pools that never give back, all a machine has.
 _TOO_MUCH_FOR_REAL: Final = {("warpx", "none"), ("warpx", "release threshold 0"), ("warpx", "torch"), ("warpx", "cupy")}
 
 
@@ -128,7 +129,10 @@ def replay(steps: Iterable[Step], pool: Pool) -> None:
 
 
 def traces(names: Iterable[str], policies: Iterable[str], *, seeds: int = 5, real: bool = False) -> Iterable[TraceRow]:
-    """A row for each trace and policy; ``policies`` may name the pools "torch" and "cupy", too."""
+    """A row for each trace and policy; ``policies`` may name the pools "torch" and "cupy", too.
+
+    For real, what this machine cannot hold is left out, and of a random trace only the first seed is played.
+    """
     for name in names:
         make, seeded = TRACES[name]
         runs = [make(seed) for seed in range(seeds if seeded and not real else 1)]
@@ -142,16 +146,20 @@ def traces(names: Iterable[str], policies: Iterable[str], *, seeds: int = 5, rea
                 yield TraceRow(**worst)
 
 
-def _play_arena(trace: str, policy: str, steps: list[Step], *, real: bool) -> TraceRow:
+def _play_arena(trace: str, policy: str, steps: list[Step], *, real: bool) -> TraceRow | None:
+    """None where this machine has too little memory for it."""
     live = live_bytes(steps)
     arena = PinnedArena(
-        8 * live,  # never reached: the policies are compared, not the limit
+        min(8 * live, available_memory() * 3 // 4) if real else 8 * live,
         policy=Remap(page_size(live)) if policy == "remap" else POLICIES[policy](),
         upstream="auto" if real else SimulatedPages(),
         decay_s=None,
     )
     start = time.perf_counter()
-    replay(steps, _ArenaPool(arena))
+    try:
+        replay(steps, _ArenaPool(arena))
+    except PinnedLimitError:
+        return None
     seconds = time.perf_counter() - start
     stats = arena.stats()
     arena.close()

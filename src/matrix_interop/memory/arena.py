@@ -411,11 +411,6 @@ class PinnedArena:
         return self._supply.runtime
 
     @property
-    def runtime(self) -> Runtime | None:
-        """The runtime whose events `release` takes; None before the first block, and where there is no device."""
-        return self._supply.runtime
-
-    @property
     def forked(self) -> bool:
         """Whether this is the dead copy in a child process."""
         return self._end == "forked"

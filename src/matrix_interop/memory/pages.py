@@ -21,8 +21,8 @@ _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
 
 #: Bytes one thread touches at least: below, starting the thread costs more than it saves.
-_TOUCH_SLICE: Final = 16 << 20
-_TOUCH_THREADS: Final = 8
+_TOUCH_SLICE: Final = 8 << 20
+_TOUCH_THREADS: Final = 16
 
 
 class Mapping:
@@ -71,7 +71,7 @@ def _map(nbytes: int) -> mmap.mmap:
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the kernel put pages behind ``[address, address + nbytes)`` now, by up to 8 threads.
+    """Have the kernel put pages behind ``[address, address + nbytes)`` now, by up to 16 threads.
 
     Raises MemoryError when the kernel has none to give.
     """
