@@ -160,10 +160,16 @@ class TorchFramework(Framework):
         return _from_capsule(capsule_of(header, view.device, max_version=None if header.flags.writeable else (1, 0)))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
-        if header.flags.behaved:  # aligned and writable: all that from_numpy does not check itself
+        flags = header.flags
+        if flags.behaved:  # aligned and writable: all that from_numpy does not check itself
             try:
                 return _from_numpy(header)
             except (TypeError, ValueError):
+                pass
+        elif share_readonly and flags.c_contiguous and flags.aligned and min(header.strides, default=0) >= 0:
+            try:  # from_numpy would warn; the importer of capsules takes read-only memory without a word
+                return _from_capsule(capsule_of(header, CPU, max_version=(1, 0)))
+            except (BufferError, KeyError, RuntimeError):  # byte order, a type that torch lacks, an old torch
                 pass
         return super().quick(header, share_readonly) if share_readonly else None
 
