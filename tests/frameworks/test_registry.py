@@ -74,7 +74,7 @@ def test_by_name_or_module(named: Any, name: str) -> None:
         object(),
         types.SimpleNamespace(__name__=[]),
     ],
-    ids=repr,
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_unknown_names_list_the_known(named: Any) -> None:
     """The message quotes what was written and lists the known and the installed frameworks."""
