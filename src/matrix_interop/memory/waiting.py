@@ -32,6 +32,8 @@ class Waiting:
         #: What ended and is not yet in the books: weak references append themselves here when their block dies, and
         #: `PinnedArena.release` appends entries. Appending takes no lock.
         self.ended: deque[Live | Entry] = deque()
+        #: The ordinals of all devices, once all are in use.
+        self._every_device: tuple[int, ...] = ()
         #: Bytes that wait.
         self.nbytes = 0
         #: Dead blocks whose event could not be recorded yet.
@@ -114,17 +116,24 @@ class Waiting:
 
     def _record(self) -> tuple[int, ...] | None:
         """Events over all work enqueued so far on devices in use; None where that fails now, to be tried again."""
-        if self.runtime is None:
+        runtime = self.runtime
+        if runtime is None:
             return ()
         events: list[int] = []
         try:
-            for ordinal in self.runtime.active():
-                events.append(self.runtime.record_all(ordinal))  # noqa: PERF401 - those recorded before a failure count
+            for ordinal in self._every_device or self._devices_in_use(runtime):
+                events.append(runtime.record_all(ordinal))  # noqa: PERF401 - those recorded before a failure count
         except REFUSALS:
             for event in events:
-                self.runtime.release(event)
+                runtime.release(event)
             return None
         return tuple(events)
+
+    def _devices_in_use(self, runtime: Runtime) -> tuple[int, ...]:
+        active = runtime.active()
+        if len(active) == runtime.device_count():  # no more can come, so there is no need to ask again
+            self._every_device = active
+        return active
 
     def _done(self, entry: Entry) -> bool:
         runtime = self.runtime
