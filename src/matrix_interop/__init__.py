@@ -31,9 +31,12 @@ from matrix_interop.view import TensorView
 
 if TYPE_CHECKING:
     from matrix_interop import bench, io, memory, search
+    from matrix_interop.builder import MatrixBuilder
     from matrix_interop.io import open_matrix, open_rows, save_matrix
     from matrix_interop.memory import PinnedArena, default_arena, use_arena
+    from matrix_interop.rows import RowReader
     from matrix_interop.search import knn
+    from matrix_interop.transfer import Transfer
 
 __all__ = [
     "ClosedError",
@@ -48,10 +51,13 @@ __all__ = [
     "FrameworkNotInstalledError",
     "HostMatrix",
     "Matrix",
+    "MatrixBuilder",
     "MatrixInteropError",
     "PinnedArena",
     "PinnedLimitError",
+    "RowReader",
     "TensorView",
+    "Transfer",
     "UnknownFrameworkError",
     "UnsupportedDtypeError",
     "UnsupportedLayoutError",
@@ -82,6 +88,9 @@ _LATER = {
     **dict.fromkeys(("open_matrix", "open_rows", "save_matrix"), "matrix_interop.io"),
     **dict.fromkeys(("PinnedArena", "default_arena", "use_arena"), "matrix_interop.memory"),
     "knn": "matrix_interop.search",
+    "MatrixBuilder": "matrix_interop.builder",
+    "RowReader": "matrix_interop.rows",
+    "Transfer": "matrix_interop.transfer",
 }
 
 

@@ -6,7 +6,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Final, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, overload
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from matrix_interop.runtime import running_runtimes
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
 from matrix_interop.view import TensorView, describe
+
+if TYPE_CHECKING:
+    from matrix_interop.rows import RowReader
 
 __all__ = ["DeviceMatrix", "HostMatrix", "Matrix", "from_tensor"]
 
@@ -286,6 +289,31 @@ class Matrix:
         refused like any other index out of range (IndexError), before anything is copied.
         """
         return _wrap(take(self._view, indices))
+
+    def rows(self, select: Any = None, *, block: int | None = None) -> RowReader:
+        """The rows as read-only 1-D arrays in host memory, read ahead; to be iterated, each time anew.
+
+        ``select``: a slice, steps and backwards too, or row numbers (k,) as in `take`.  ``block``: rows that are read
+        at once, fewer where they would fill more than 4 MiB.  Rows of a host matrix are views of it.  Those of a device
+        matrix stay right for as long as you keep them; do not write the matrix while you read.
+        """
+        from matrix_interop.rows import RowReader
+
+        return RowReader(self, select, block)
+
+    def blocks(
+        self, block: int | None = None, *, select: Any = None, device: Any = None, framework: Any = None
+    ) -> Iterator[Matrix]:
+        """The rows as matrices of ``block`` rows each (None: about 32 MiB), the last one shorter.
+
+        ``select`` as in `rows`.  Where the matrix lies they are views, row numbers copied.  With ``device`` or
+        ``framework`` each block goes there as by `from_tensor`: from host memory, a mapped file too, the next one is
+        read and sent by another thread while you work with one, so memory for two is needed; from a device to the host
+        they come read-only, as in `rows`.
+        """
+        from matrix_interop.rows import blocks_of
+
+        return blocks_of(self, block, select=select, device=device, framework=framework)
 
     # Converting --------------------------------------------------------------------------------
     def to_tensor(

@@ -1,0 +1,299 @@
+"""Reading a matrix row by row or block by block, wherever it lies; what comes next is read ahead."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from typing import Any, Final, cast
+
+import numpy as np
+
+from matrix_interop.devices import CPU, Device
+from matrix_interop.exchange.compute import copied, row_indices, take
+from matrix_interop.exchange.convert import destination, plan_for
+from matrix_interop.frameworks.registry import Framework, device_framework
+from matrix_interop.frameworks.registry import framework as framework_of
+from matrix_interop.matrix import Matrix, from_tensor
+from matrix_interop.reasons import Reason
+from matrix_interop.runtime import get_runtime
+from matrix_interop.tracking import record_copy
+from matrix_interop.transfer.files import will_need
+from matrix_interop.transfer.lanes import finish, upload
+from matrix_interop.transfer.streams import side_stream
+from matrix_interop.view import TensorView
+
+__all__ = ["RowReader", "blocks_of"]
+
+#: Bytes of a block of `blocks_of` where the caller does not say.
+_BLOCK: Final = 32 << 20
+#: What a two-dimensional copy takes between the starts of two rows.
+_MAX_PITCH: Final = (1 << 31) - 1
+
+Rows = range | np.ndarray
+
+
+class RowReader:
+    """The rows of a matrix as read-only 1-D arrays in host memory; made by `Matrix.rows`. Can be iterated many times.
+
+    Rows of a host matrix are views of it.  Those of a device matrix lie in page-locked blocks that are read ahead: do
+    not write the matrix meanwhile.  A row that you keep stays right, and keeps the block that it lies in; while all
+    blocks are kept, further rows come in ordinary memory.  Each iteration has blocks of its own.
+    """
+
+    def __init__(self, matrix: Matrix, select: Any = None, block: int | None = None) -> None:
+        self._view = matrix._view
+        self._rows = _selected(select, len(matrix))
+        self._block = _checked(block)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows that will come, and entries of each."""
+        return len(self._rows), self._view.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the rows, that of the matrix."""
+        return self._view.dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<RowReader of {len(self)} rows of {self.shape[1]} {self.dtype} on {self._view.device}>"
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for block in self.blocks():
+            yield from block
+            del block  # else it would be held while the next one is read
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """The same rows as read-only 2-D arrays."""
+        if not self._view.size:
+            return iter([np.empty(self.shape, self.dtype)])
+        return self._on_host() if self._view.device.is_host else self._from_device()
+
+    def _on_host(self) -> Iterator[np.ndarray]:
+        header = self._view.header
+        for rows in _cut(self._rows, self._block or _rows_in(self._view, _BLOCK)):
+            block = header[_index(rows)]
+            block.flags.writeable = False
+            will_need(block)
+            yield block
+
+    def _from_device(self) -> Iterator[np.ndarray]:
+        from matrix_interop.transfer.ahead import block_bytes, read_ahead
+
+        most = _rows_in(self._view, block_bytes())
+        pieces = enumerate(_cut(self._rows, min(self._block or most, most)))
+        blocks = read_ahead((self._piece(rows, first=number == 0) for number, rows in pieces), self._view.device)
+        if isinstance(self._rows, range) and self._rows.step < 0:
+            return (block[::-1] for block in blocks)
+        return blocks
+
+    def _piece(self, rows: Rows, *, first: bool) -> Any:
+        """What the device is to send for ``rows``; those of a backward range in their own order."""
+        from matrix_interop.frameworks.streams import producer_stream
+        from matrix_interop.transfer.ahead import Piece
+
+        view = self._view
+        if isinstance(rows, range):
+            ascending = rows if rows.step > 0 else rows[::-1]
+            header = view.header[_index(ascending)]
+            if _has_dense_rows(header):
+                return Piece(header, producer_stream(view) if first else None, view)
+            part = TensorView.of(header, view.framework, None, view.device, stream=view.stream)
+            dense = copied(part, order="C", copy=True, requested=True)
+        else:
+            dense = take(view, rows)
+        return Piece(dense.header, producer_stream(dense), dense)
+
+
+def blocks_of(
+    source: Any, block: int | None = None, *, select: Any = None, device: Any = None, framework: Any = None
+) -> Iterator[Matrix]:
+    """`Matrix.blocks`; also of a row source, whose rows are read from its files one block ahead."""
+    matrix = source if isinstance(source, Matrix) else None
+    view = TensorView.of(np.empty((0, source.shape[1]), source.dtype), "numpy") if matrix is None else matrix._view
+    rows = _selected(select, len(source))
+    size = _checked(block) or _rows_in(view, _BLOCK)
+    made = None
+    if device is not None or framework is not None:
+        which = framework
+        if which is None and device is not None:
+            which = _framework_on(view, device)
+        target, device = destination(view, which, None, device)
+        made = plan_for(view, target, device=device)
+        if view.device.is_host and not made.device.is_host:
+            if isinstance(source, Matrix):
+                header = source._view.header
+                return _sent_ahead(lambda part: header[_index(part)], rows, size, view.dtype, target, made.device)
+            return _sent_ahead(lambda part: _read(source, part), rows, size, view.dtype, target, made.device)
+    if matrix is None:
+        return (_converted(from_tensor(_read(source, part)), device, framework) for part in _cut(rows, size))
+    if not view.device.is_host and made is not None and made.device.is_host:
+        reader = RowReader(matrix, select, size)
+        return (_converted(from_tensor(array), None, framework) for array in reader.blocks())
+    return (_converted(_part(matrix, part), device, framework) for part in _cut(rows, size))
+
+
+def _framework_on(view: TensorView, device: Any) -> Any:
+    """The framework of the view if it has tensors there, else the one that new memory there goes to."""
+    from matrix_interop.devices import as_device
+
+    kind = as_device(device).type
+    if kind in framework_of(view.framework).device_types:
+        return None
+    return "numpy" if kind == "cpu" else device_framework(kind).name
+
+
+def _converted(part: Matrix, device: Any, framework: Any) -> Matrix:
+    return part if device is None and framework is None else from_tensor(part, device=device, framework=framework)
+
+
+def _part(matrix: Matrix, rows: Rows) -> Matrix:
+    if isinstance(rows, range):
+        part = matrix[cast(slice, _index(rows))]
+        if part.device is CPU:
+            will_need(part._view.header)
+        return part
+    return matrix.take(rows)
+
+
+def _read(source: Any, rows: Rows) -> np.ndarray:
+    """Rows of a row source."""
+    if isinstance(rows, range) and rows.step == 1:
+        return np.asarray(source.read(rows.start, rows.stop))
+    return np.asarray(source.take(np.asarray(rows)))
+
+
+# Onto a device, one block ahead ----------------------------------------------------------------------
+def _sent_ahead(
+    read: Callable[[Rows], np.ndarray],
+    rows: Rows,
+    size: int,
+    dtype: np.dtype[Any],
+    target: Framework,
+    device: Device,
+) -> Iterator[Matrix]:
+    """Blocks on a device: while the caller works with one, the next is read and sent."""
+    ahead: deque[_Sending] = deque()
+    try:
+        for part in _cut(rows, size):
+            ahead.append(_Sending(read, part, dtype, target, device, ahead[-1] if ahead else None))
+            if len(ahead) > 1:
+                yield ahead.popleft().matrix()
+        while ahead:
+            yield ahead.popleft().matrix()
+    finally:
+        while ahead:
+            ahead.popleft().drain()
+
+
+class _Sending:
+    """A block on its way to a device, read and sent by a thread of its own once the one before is sent."""
+
+    def __init__(
+        self,
+        read: Callable[[Rows], np.ndarray],
+        rows: Rows,
+        dtype: np.dtype[Any],
+        target: Framework,
+        device: Device,
+        before: _Sending | None,
+    ) -> None:
+        self._read = read
+        self._rows = rows
+        self._dtype = dtype.newbyteorder("=")
+        self._target = target
+        self._device = device
+        self._before = before
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._runtime = get_runtime(device.type)
+        self._sent: int | None = None
+        columns = read(rows[:0]).shape[1]
+        # Made before the caller works with the block before this one, so that the bus need not wait for that work.
+        self._native = target.empty((len(rows), columns), self._dtype, device)
+        self._raw = target.view(self._native)
+        self._ready = self._runtime.record(target.current_stream(device), device.index)
+        threading.Thread(target=copy_context().run, args=(self._work,), name="matrix-interop blocks").start()
+
+    def _work(self) -> None:
+        runtime, ordinal = self._runtime, self._device.index
+        try:
+            if self._before is not None:
+                self._before._over.wait()
+                self._before = None
+            with side_stream(runtime, ordinal) as stream:
+                try:
+                    runtime.wait(stream, self._ready, ordinal)
+                finally:
+                    runtime.release(self._ready)
+                upload(self._read(self._rows), self._raw.pointer, self._dtype, self._device, stream)
+                self._sent = runtime.record(stream, ordinal)
+        except BaseException as error:  # noqa: BLE001 - raised by `matrix`
+            self._error = error
+        finally:
+            self._over.set()
+
+    def matrix(self) -> Matrix:
+        """The block, ready on the current stream of its framework."""
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._sent is not None  # noqa: S101 - for the type checker: without an error it is there
+        current = self._target.current_stream(self._device)
+        try:
+            self._runtime.wait(current, self._sent, self._device.index)
+        finally:
+            self._runtime.release(self._sent)
+        record_copy(self._raw.nbytes, Reason.DEVICE, f"block of {len(self._rows)} rows moved to {self._device}")
+        return from_tensor(self._target.written(self._native, current, self._device))
+
+    def drain(self) -> None:
+        """Nobody wants the block: its memory goes back once nothing is written there."""
+        self._over.wait()
+        if self._sent is not None:
+            finish(self._runtime, self._sent)
+
+
+# Which rows ------------------------------------------------------------------------------------------
+def _selected(select: Any, count: int) -> Rows:
+    if select is None:
+        return range(count)
+    if isinstance(select, slice):
+        return range(*select.indices(count))
+    return row_indices(select, count)
+
+
+def _checked(block: int | None) -> int | None:
+    if block is not None and operator.index(block) < 1:
+        msg = f"block={block} rows: write 1 or more, or None"
+        raise ValueError(msg)
+    return block
+
+
+def _cut(rows: Rows, size: int) -> Iterator[Rows]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _rows_in(view: TensorView, nbytes: int) -> int:
+    return max(1, nbytes // max(1, view.shape[1] * view.itemsize))
+
+
+def _index(rows: Rows) -> slice | np.ndarray:
+    """What selects ``rows`` from an array of all of them: a slice for a range, so that nothing is copied."""
+    if not isinstance(rows, range):
+        return rows
+    stop = rows.stop if rows.stop >= 0 else None  # a range that runs down to row 0 stops at -1
+    return slice(rows.start, stop, rows.step)
+
+
+def _has_dense_rows(header: np.ndarray) -> bool:
+    """True for rows that one copy moves: their entries side by side, the rows in ascending order."""
+    pitch, step = header.strides
+    width = header.shape[1] * header.itemsize
+    return (step == header.itemsize or header.shape[1] == 1) and (len(header) == 1 or width <= pitch <= _MAX_PITCH)
