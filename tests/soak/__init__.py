@@ -1,0 +1,1 @@
+"""Many exchanges: threads, memory, processes. Short in the quick tests, long in the slow ones."""
