@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from matrix_interop.errors import ClosedError, FormatError, UnsupportedDtypeError
-from matrix_interop.io import is_mapped, open_matrix, open_rows, row_source, save_matrix
+from matrix_interop.io import base, is_mapped, open_matrix, open_rows, row_source, save_matrix
+from matrix_interop.io.base import Options, PlainRows, Rows
+from matrix_interop.io.npy import Npy
 
 ARRAY = np.arange(4000, dtype=np.float32).reshape(1000, 4)
 
@@ -89,18 +91,32 @@ def test_ranges_out_of_bounds_are_refused(path, start, stop):
         rows.read(start, stop)
 
 
-@pytest.mark.parametrize("ids", [np.arange(0, 1000, 2), np.arange(0, 1000, 500)])
-def test_neighbours_are_read_in_one_go_and_spans_stay_small(tmp_path, monkeypatch, ids):
-    """Runs are as long as a block at most: memory follows from what is asked for."""
-    save_matrix(tmp_path / "x.fvecs", ARRAY)
-    monkeypatch.setattr(row_source, "BLOCK_BYTES", 64 * 16)
-    spans = []
-    with open_rows(tmp_path / "x.fvecs") as rows:
-        monkeypatch.setattr(rows, "_near", lambda part: 10)
-        read = rows._read_part
-        monkeypatch.setattr(rows, "_read_part", lambda part, a, b: (spans.append(b - a), read(part, a, b))[1])
-        np.testing.assert_array_equal(rows.take(ids), ARRAY[ids], strict=True)
-    assert (max(spans) <= 64, len(spans)) == (True, 16 if len(ids) == 500 else 2)
+@pytest.mark.parametrize(
+    ("ids", "spans"),
+    [(range(0, 1000, 2), [63] * 15 + [39]), (range(0, 1000, 20), [1] * 50), ([5, 3, 4, 900, 890], [3, 11])],
+)
+def test_neighbours_are_read_in_one_go_and_no_run_is_longer_than_a_block(tmp_path, monkeypatch, ids, spans):
+    """Rows at most 10 apart belong together; a block is 64 rows here."""
+    read, done = PlainRows.read, []
+    monkeypatch.setattr(base, "BLOCK_BYTES", 64 * 16)
+    monkeypatch.setattr(PlainRows, "read", lambda self, a, b: (done.append(b - a), read(self, a, b))[1])
+    save_matrix(tmp_path / "x.npy", ARRAY)
+    file = PlainRows(tmp_path / "x.npy", Npy().describe(tmp_path / "x.npy", Options()))
+    file.near = 10
+    out = np.zeros((len(ids), 4), np.float32)
+    Rows.gather(file, np.sort(ids), np.argsort(ids), out)
+    file.close()
+    np.testing.assert_array_equal(out, ARRAY[np.asarray(ids)], strict=True)
+    assert done == spans
+
+
+@pytest.mark.parametrize("dtype", ["f4", "bfloat16", "u1"])
+def test_rows_far_apart_go_straight_to_their_places(tmp_path, dtype):
+    """A few of many wide rows, in any order and repeated, as in the array."""
+    array = np.arange(300 * 20_000).reshape(300, 20_000).astype(np.dtype(dtype))
+    save_matrix(tmp_path / "x.npy", array)
+    with open_rows(tmp_path / "x.npy") as rows:
+        np.testing.assert_array_equal(rows.take([299, 0, 150, 0]), array[[299, 0, 150, 0]], strict=True)
 
 
 def test_pickling_carries_paths_and_options_and_opens_anew(path):

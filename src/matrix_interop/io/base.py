@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
@@ -102,6 +103,18 @@ class Rows(ABC):
     def read(self, start: int, stop: int) -> Array:
         """Rows ``start`` to ``stop`` (within bounds) in C order; memory of its own unless the class says otherwise."""
 
+    def gather(self, ids: Array, places: Array, out: Array) -> None:
+        """Rows ``ids``, ascending, into ``out[places]``: runs of near neighbours, no longer than a block, at a time."""
+        limit = max(self.near, BLOCK_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
+        gaps = np.flatnonzero(np.diff(ids) > self.near) + 1
+        for a, b in pairwise([0, *gaps.tolist(), len(ids)]):
+            while a < b:
+                first = int(ids[a])
+                end = a + int(np.searchsorted(ids[a:b], first + limit))
+                block = self.read(first, int(ids[end - 1]) + 1)
+                out[places[a:end]] = block[ids[a:end] - first]
+                a = end
+
     def whole(self) -> Array:
         """All rows, in memory of their own."""
         return self.read(0, self.shape[0])
@@ -158,17 +171,27 @@ class PlainRows(Rows):
         if out.size == 0:
             return out
         if strides[1] == dtype.itemsize:
-            self._fill(out, self._offset + start * strides[0])
+            self._fill(_bytes_of(out), self._offset + start * strides[0])
         else:  # column by column
             column = np.empty(stop - start, dtype)
             for j in range(dim):
-                self._fill(column, self._offset + start * strides[0] + j * strides[1])
+                self._fill(_bytes_of(column), self._offset + start * strides[0] + j * strides[1])
                 out[:, j] = column
         return out
 
-    def _fill(self, out: Array, offset: int) -> None:
-        """Fill a contiguous array from byte ``offset`` on."""
-        rest = memoryview(out.reshape(-1).view(np.uint8).data)
+    def gather(self, ids: Array, places: Array, out: Array) -> None:
+        """See `Rows.gather`. Rows far apart go straight to their places."""
+        (_, dim), (stride, step), item = self.layout.shape, self.layout.strides, self.layout.dtype.itemsize
+        if step != item or dim == 0 or int(ids[-1] - ids[0]) < self.near * len(ids):
+            super().gather(ids, places, out)
+            return
+        row = dim * item
+        into = _bytes_of(out)
+        for number, place in zip(ids.tolist(), places.tolist(), strict=True):
+            self._fill(into[place * row : (place + 1) * row], self._offset + number * stride)
+
+    def _fill(self, rest: memoryview, offset: int) -> None:
+        """Fill memory with what the file has from byte ``offset`` on."""
         while rest:
             got = os.preadv(self._fd, [rest], offset)
             if got == 0:
@@ -187,6 +210,11 @@ class PlainRows(Rows):
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             self.close()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """The memory of a contiguous array; NumPy gives none directly for the types of ml_dtypes."""
+    return memoryview(array.reshape(-1).view(np.uint8).data)
 
 
 def plain_layout(

@@ -83,6 +83,9 @@ class _Member(Rows):
     def read(self, start: int, stop: int) -> Array:
         return np.array(self._array[start:stop], order="C")
 
+    def gather(self, ids: Array, places: Array, out: Array) -> None:
+        out[places] = self._array[ids]
+
     def whole(self) -> Array:
         return self._array
 

@@ -123,7 +123,8 @@ class RowSource:
         bounds = np.searchsorted(ascending, self._starts)
         for part, (a, b) in enumerate(pairwise(bounds.tolist())):
             if a < b:
-                self._take_part(part, ascending[a:b] - self._starts[part], order[a:b], out)
+                with self._in_this_process():
+                    self._part(part).gather(ascending[a:b] - self._starts[part], order[a:b], out)
         return out
 
     def _row_numbers(self, ids: Any) -> Array:
@@ -140,19 +141,6 @@ class RowSource:
             raise IndexError(msg)
         return given.astype(np.int64)
 
-    def _take_part(self, part: int, ids: Array, places: Array, out: Array) -> None:
-        """Rows ``ids`` (ascending) of one file into ``out[places]``."""
-        near = self._near(part)
-        limit = max(near, BLOCK_BYTES // max(1, self._dim * self._dtype.itemsize))
-        gaps = np.flatnonzero(np.diff(ids) > near) + 1
-        for a, b in pairwise([0, *gaps.tolist(), len(ids)]):
-            while a < b:
-                first = int(ids[a])
-                end = a + int(np.searchsorted(ids[a:b], first + limit))
-                block = self._read_part(part, first, int(ids[end - 1]) + 1)
-                out[places[a:end]] = block[ids[a:end] - first]
-                a = end
-
     def blocks(self, block: int | None = None) -> Iterator[Array]:
         """All rows as arrays of ``block`` rows (None: about 8 MiB), the last one shorter."""
         self._require_open()
@@ -163,10 +151,6 @@ class RowSource:
             msg = f"a block has at least one row, not {block}"
             raise ValueError(msg)
         return (self.read(start, min(len(self), start + step)) for start in range(0, len(self), step))
-
-    def _near(self, part: int) -> int:
-        with self._in_this_process():
-            return self._part(part).near
 
     def _read_part(self, part: int, start: int, stop: int) -> Array:
         with self._in_this_process():

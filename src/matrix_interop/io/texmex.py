@@ -107,7 +107,7 @@ class _VecsRows(PlainRows):
     def read(self, start: int, stop: int) -> Array:
         dim, record = self.layout.shape[1], self.layout.strides[0]
         records = np.empty((stop - start, record), np.uint8)
-        self._fill(records, start * record)
+        self._fill(memoryview(records.reshape(-1).data), start * record)
         heads = records[:, :_HEAD].copy().view("<i4")[:, 0]
         wrong = np.flatnonzero(heads != dim)
         if wrong.size:
@@ -119,6 +119,9 @@ class _VecsRows(PlainRows):
             raise FormatError(msg)
         return records[:, _HEAD:].copy().view(self.layout.dtype)
 
+    def gather(self, ids: Array, places: Array, out: Array) -> None:
+        Rows.gather(self, ids, places, out)  # by `read`, which compares the heads
+
     def check(self, *, every: bool) -> None:
         """Compare the heads of every record, or of up to 256, the first and the last among them."""
         n, record = self.layout.shape[0], self.layout.strides[0]
@@ -128,9 +131,9 @@ class _VecsRows(PlainRows):
                 self.read(start, min(n, start + step))
             return
         for row in np.linspace(0, n - 1, min(n, _SAMPLES), dtype=np.int64).tolist():
-            head = np.empty(1, "<i4")
-            self._fill(head, row * record)
-            if head[0] != self.layout.shape[1]:
+            head = bytearray(_HEAD)
+            self._fill(memoryview(head), row * record)
+            if int.from_bytes(head, "little", signed=True) != self.layout.shape[1]:
                 self.read(row, row + 1)
 
 
