@@ -39,7 +39,7 @@ def test_calls_alternate_and_the_first_burst_does_not_count(monkeypatch: pytest.
 
     monkeypatch.setitem(CLOCKS, "test", lambda: now[0])
     found = measure({"a": taking("a", 3.0), "b": taking("b", 5.0)}, rounds=2, clock="test", burst=1.0)
-    assert order == ["a", "b", "a", "b", "b", "a"]  # the first of each finds out how many make a burst
+    assert order == ["a", "a", "b", "b", "a", "b", "b", "a"]  # one to warm up, one to find out how many make a burst
     assert (found["a"], found["b"]) == (Reading(3, 3, 3, 3, 2, 1), Reading(5, 5, 5, 5, 2, 1))
 
 

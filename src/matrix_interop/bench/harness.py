@@ -156,6 +156,7 @@ def measure(
 
 def _loops(timer: Timer, burst: float) -> int:
     """How many calls last about ``burst`` seconds; 1 for a call that lasts longer by itself."""
+    timer.timeit(1)  # the first call may import, allocate or compile
     loops = 1
     while True:
         taken = timer.timeit(loops)
