@@ -37,7 +37,7 @@ class Kind:
     pointer: Callable[[Any], int]
     #: Tensors whose memory cannot be written through them.
     immutable: bool = False
-    #: Name under which the library knows it; a framework known by protocol comes in as numpy.
+    #: Name under which the library knows it.
     framework: str = ""
     only_c: bool = False
 
@@ -140,12 +140,12 @@ PYARROW = Kind(
     only_c=True,
 )
 STRICT = Kind(
-    "array-api-strict",
+    "array_api_strict",
     INTEGERS | REALS | COMPLEX | {"bool"},
     lambda a: array_api_strict.asarray(np.array(a, order="C")),
     lambda x: x._array,
     lambda x: address(x._array),
-    framework="numpy",
+    framework="array_api_strict",
 )
 TOY = Kind(
     "toy",
@@ -158,7 +158,7 @@ TOY = Kind(
 )
 
 SOURCES = (NUMPY, TORCH, JAX, PYARROW, STRICT, TOY)
-TARGETS = (NUMPY, TORCH, JAX, PYARROW, TOY)
+TARGETS = (NUMPY, TORCH, JAX, PYARROW, STRICT, TOY)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class Framework(ABC):
         return self.refusal(view.dtype) is None and self.obstacle(view.header) is None
 
     def wrap_device(self, view: TensorView) -> Any:
-        """A tensor over the device memory of ``view``, which it keeps alive. Called only where `obstacle` found none."""
+        """A tensor over the device memory of ``view``, which it keeps. Called only where `obstacle` found none."""
         raise DeviceUnavailableError(f"{self.name} has no tensors on {view.device}")
 
     def devices(self) -> tuple[Device, ...]:
@@ -146,9 +146,10 @@ _BUILT_IN: Final[dict[str, str]] = {
     "cupy": "matrix_interop.frameworks.cupy:CupyFramework",
     "jax": "matrix_interop.frameworks.jax:JaxFramework",
     "pyarrow": "matrix_interop.frameworks.pyarrow:ArrowFramework",
+    "array_api_strict": "matrix_interop.frameworks.array_api_strict:StrictFramework",
 }
 #: What to install for those.
-_EXTRAS: Final = {"cupy": "cupy-cuda13"}
+_EXTRAS: Final = {"array_api_strict": "array-api-strict", "cupy": "cupy-cuda13"}
 _GROUP: Final = "matrix_interop.frameworks"
 
 _lock = threading.RLock()

@@ -1,0 +1,52 @@
+"""array-api-strict: what its adapter adds to the suite over all frameworks."""
+
+from __future__ import annotations
+
+import array_api_strict
+import numpy as np
+import pytest
+
+from matrix_interop import UnsupportedDtypeError, convert, from_tensor, plan
+from matrix_interop.reasons import Reason
+
+
+@pytest.mark.parametrize("device", ["CPU_DEVICE", "device1", "no_float64"])
+def test_its_devices_are_host_memory(device: str) -> None:
+    """As its own DLPack says; a tensor of any of them is shared, and new ones are on the host."""
+    x = array_api_strict.ones((2, 3), dtype=array_api_strict.float32, device=array_api_strict.Device(device))
+    m = from_tensor(x)
+    assert (m.framework, m.device, m.array is x, m.readonly) == ("array_api_strict", "cpu", True, False)
+    np.asarray(m)[0, 0] = 5
+    assert float(x[0, 0]) == 5
+    assert m[1:].array.device == array_api_strict.Device("CPU_DEVICE")
+
+
+def test_odd_strides_are_shared() -> None:
+    """It lets NumPy do the work, so any layout of its dtypes will do, read-only or not."""
+    records = np.zeros(3, [("id", "i1"), ("v", "f4", (2,))])
+    records["v"] = np.arange(6).reshape(3, 2)
+    shared = convert(records["v"], "array_api_strict", copy=False)
+    records["v"][0, 0] = 9
+    assert np.asarray(from_tensor(shared)).tolist() == [[9, 1], [2, 3], [4, 5]]
+    assert not np.shares_memory(convert(records["v"], "array_api_strict", copy=True)._array, records["v"])
+
+
+def test_foreign_byte_order_is_copied() -> None:
+    """The standard knows native numbers only."""
+    a = np.ones((2, 3), ">f4")
+    assert plan(a, "array_api_strict").reasons == (Reason.BYTE_ORDER,)
+    assert convert(a, "array_api_strict").dtype == array_api_strict.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e5m2"])
+def test_dtypes_that_the_standard_lacks(dtype: str) -> None:
+    """Refused with the way out."""
+    m = from_tensor(np.ones((2, 3))).astype(dtype)
+    with pytest.raises(UnsupportedDtypeError, match=f"no {dtype}: ask for dtype='float32'"):
+        m.to_tensor("array_api_strict")
+    assert m.to_tensor("array_api_strict", dtype="float32").dtype == array_api_strict.float32
+
+
+def test_namespace() -> None:
+    """`xp` is the module itself."""
+    assert from_tensor(array_api_strict.ones((2, 3))).xp is array_api_strict
