@@ -65,7 +65,7 @@ def test_targets_convert_one_matrix() -> None:
 
 
 def test_the_pair_table_numbers_its_notes() -> None:
-    """Each reason stands once below the table; a pair that fails says so."""
+    """Each reason stands once below the table; a pair that is refused says so."""
     table = pair_table(
         [
             Pair("a", "a", True, 1e-6, ""),
@@ -78,7 +78,7 @@ def test_the_pair_table_numbers_its_notes() -> None:
         ["from", "\\", "to", "a", "b"],
         ["---------", "-------------", "-----------------"],
         ["a", "shared", "1.0", "us", "copied", "2.2", "us", "(1)"],
-        ["b", "fails", "(2)", "copied", "3.0", "us", "(1)"],
+        ["b", "refused", "(2)", "copied", "3.0", "us", "(1)"],
         ["(1)", "why"],
         ["(2)", "error"],
     ]

@@ -33,7 +33,7 @@ class Pair:
     """One conversion, by the names of source and target ("torch", "torch cuda:0").
 
     ``shared``: both tensors start at the same address of the same device; None where the conversion
-    failed.  ``seconds``: median of one call.  ``why``: the reason of a copy, or the error.
+    was refused.  ``seconds``: median of one call.  ``why``: the reason of a copy, or the error.
     """
 
     source: str
@@ -65,7 +65,7 @@ def targets(m: Any, found: Sequence[FrameworkInfo]) -> list[Pair]:
 
 
 def pair_table(found: Sequence[Pair]) -> str:
-    """Sources down, targets across; below, once each, why something is copied or fails."""
+    """Sources down, targets across; below, once each, why something is copied or refused."""
     across = list(dict.fromkeys(pair.target for pair in found))
     cells = {(pair.source, pair.target): pair for pair in found}
     notes = list(dict.fromkeys(pair.why for pair in found if pair.why))
@@ -78,7 +78,7 @@ def pair_table(found: Sequence[Pair]) -> str:
 def _cell(pair: Pair, notes: list[str]) -> str:
     mark = f" ({notes.index(pair.why) + 1})" if pair.why else ""
     if pair.shared is None:
-        return f"fails{mark}"
+        return f"refused{mark}"
     return f"{'shared' if pair.shared else 'copied'} {pair.seconds * 1e6:,.1f} us{mark}"
 
 
