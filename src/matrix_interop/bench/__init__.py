@@ -19,6 +19,10 @@ __all__ = ["SUITES", "load_suite"]
 SUITES: Final[dict[str, str]] = {
     "exchange": "matrix_interop.bench.exchange",
     "arena": "matrix_interop.bench.arena",
+    "transfer": "matrix_interop.bench.transfer",
+    "rows": "matrix_interop.bench.rows",
+    "builder": "matrix_interop.bench.builder",
+    "pinned": "matrix_interop.bench.pinned",
 }
 
 
