@@ -21,14 +21,23 @@ def test_its_devices_are_host_memory(device: str) -> None:
     assert m[1:].array.device == array_api_strict.Device("CPU_DEVICE")
 
 
-def test_odd_strides_are_shared() -> None:
-    """It lets NumPy do the work, so any layout of its dtypes will do, read-only or not."""
+def test_layouts_are_shared() -> None:
+    """It lets NumPy do the work, so flipped and misaligned memory is shared, read-only or not."""
+    block = np.zeros(25, np.uint8)
+    a = block[1:].view(np.float32).reshape(2, 3)[::-1, ::-1]
+    shared = convert(a, "array_api_strict", copy=False)
+    a[0, 0] = 9
+    assert np.asarray(from_tensor(shared)).tolist() == a.tolist()
+    assert not np.shares_memory(np.asarray(convert(a, "array_api_strict", copy=True)), a)
+    a.flags.writeable = False
+    assert from_tensor(convert(a, "array_api_strict", copy=False)).readonly
+
+
+def test_odd_strides_are_copied() -> None:
+    """They could not leave it again over DLPack; on an axis of length 1 they do not count."""
     records = np.zeros(3, [("id", "i1"), ("v", "f4", (2,))])
-    records["v"] = np.arange(6).reshape(3, 2)
-    shared = convert(records["v"], "array_api_strict", copy=False)
-    records["v"][0, 0] = 9
-    assert np.asarray(from_tensor(shared)).tolist() == [[9, 1], [2, 3], [4, 5]]
-    assert not np.shares_memory(convert(records["v"], "array_api_strict", copy=True)._array, records["v"])
+    assert plan(records["v"], "array_api_strict").reasons == (Reason.STRIDES,)
+    assert plan(records["v"][:1], "array_api_strict").zero_copy
 
 
 def test_foreign_byte_order_is_copied() -> None:

@@ -46,6 +46,9 @@ class StrictFramework(Framework):
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
         if not header.dtype.isnative:
             return Obstacle(Reason.BYTE_ORDER, f"array_api_strict has no {header.dtype.byteorder}-endian numbers")
+        if any(step % header.itemsize for n, step in zip(header.shape, header.strides, strict=True) if n > 1):
+            # NumPy behind it would take this, but nobody could take it from there over DLPack.
+            return Obstacle(Reason.STRIDES, f"a stride is no multiple of the {header.itemsize} bytes of an entry")
         return None
 
     def wrap(self, header: np.ndarray) -> Any:
