@@ -300,7 +300,7 @@ def fill_late(x: Array, value: Any) -> Array:
 def copy_late(out: Array, x: Array) -> Array:
     """A slow kernel that copies ``x`` into ``out``."""
     target, source = out.bare(), x.bare()
-    return launch(out, lambda: np.copyto(target.values(), source.values()), ticks=SLOW)
+    return launch(out, lambda: np.copyto(target.values(), source.values(), casting="unsafe"), ticks=SLOW)
 
 
 def launch(out: Array, run: Callable[[], None], ticks: int | None = None) -> Array:
@@ -309,9 +309,14 @@ def launch(out: Array, run: Callable[[], None], ticks: int | None = None) -> Arr
     return out
 
 
+def _model(x: Array) -> np.ndarray:
+    """Host values of that shape and type with which every function works: 0 as an index, 1 as a divisor."""
+    return (np.zeros if x.dtype.kind in "iu" else np.ones)(x.shape, x.dtype)
+
+
 def apply(function: Callable[..., Any], *operands: Any, **keywords: Any) -> Array:
     """A NumPy function of arrays (the first is one of ours), run late on the device."""
-    model = function(*(np.ones(x.shape, x.dtype) if isinstance(x, Array) else x for x in operands), **keywords)
+    model = function(*(_model(x) if isinstance(x, Array) else x for x in operands), **keywords)
     out = empty(model.shape, model.dtype, operands[0].ordinal)
     target, sources = out.bare(), [x.bare() if isinstance(x, Array) else x for x in operands]
 
@@ -342,6 +347,11 @@ def astype(x: Array, dtype: Any, *, copy: bool = True) -> Array:
 def take(x: Array, indices: Any, *, axis: int = 0) -> Array:
     """Entries along an axis."""
     return apply(np.take, x, indices, axis=axis)
+
+
+def flip(x: Array, *, axis: int | tuple[int, ...]) -> Array:
+    """Entries along axes in reverse."""
+    return apply(np.flip, x, axis=axis)
 
 
 def matmul(x: Array, y: Array) -> Array:

@@ -80,8 +80,8 @@ def start_download(
     if not move.nbytes:
         return Transfer(out)
     if move.needs_no_staging():
-        runtime, event = move.runtime, move.enqueue_whole(to_device=False)
-        return Transfer(out, partial(runtime.query, event), partial(finish, runtime, event), keep)
+        mark = _Mark(move.runtime, move.enqueue_whole(to_device=False))
+        return Transfer(out, mark.query, mark.synchronize, keep)
     if early:
         return _in_background(move, out, keep)
     move.run(move.receive)
@@ -96,15 +96,13 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
     def work() -> None:
         try:
             with side_stream(runtime, ordinal) as side:
-                try:
-                    runtime.wait(side, ready, ordinal)
-                finally:
-                    runtime.release(ready)
+                runtime.wait(side, ready, ordinal)
                 move.stream = side
                 move.run(move.receive)
         except BaseException as error:  # noqa: BLE001 - raised by the Transfer
             errors.append(error)
         finally:
+            runtime.release(ready)
             over.set()
 
     def end() -> None:
@@ -115,6 +113,25 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(work,), name="matrix-interop transfer").start()
     return Transfer(out, over.is_set, end, keep)
+
+
+class _Mark:
+    """An event that goes back to its runtime with its last user: a transfer may be dropped before it is done."""
+
+    __slots__ = ("_event", "_runtime")
+
+    def __init__(self, runtime: Runtime, event: int) -> None:
+        self._runtime = runtime
+        self._event = event
+
+    def query(self) -> bool:
+        return self._runtime.query(self._event)
+
+    def synchronize(self) -> None:
+        self._runtime.synchronize(self._event)
+
+    def __del__(self) -> None:
+        self._runtime.release(self._event)
 
 
 def finish(runtime: Runtime, event: int) -> None:
