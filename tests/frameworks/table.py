@@ -111,6 +111,19 @@ def _arrow_pointer(x: pa.Array) -> int:
     return int(leaf.buffers()[1].address) + leaf.offset * leaf.type.bit_width // 8
 
 
+class Foreign:
+    """A tensor of a framework that nobody registered: all it has is DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
 def _toy_make(a: np.ndarray) -> ToyTensor:
     return ToyTensor(memoryview(bytearray(a.tobytes())), a.dtype.name, a.shape)
 
@@ -157,7 +170,16 @@ TOY = Kind(
     only_c=True,
 )
 
-SOURCES = (NUMPY, TORCH, JAX, PYARROW, STRICT, TOY)
+FOREIGN = Kind(
+    "protocol",
+    INTEGERS | REALS | COMPLEX | {"bool", "float16"},
+    lambda a: Foreign(np.array(a, order="C")),
+    lambda x: x.array,
+    lambda x: address(x.array),
+    framework="numpy",
+)
+
+SOURCES = (NUMPY, TORCH, JAX, PYARROW, STRICT, TOY, FOREIGN)
 TARGETS = (NUMPY, TORCH, JAX, PYARROW, STRICT, TOY)
 
 

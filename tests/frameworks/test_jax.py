@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,6 +126,27 @@ def test_no_plain_memory() -> None:
         convert(jax.random.key(0), "numpy")
     with pytest.raises(UnsupportedDtypeError, match="int4"):
         from_tensor(jnp.ones((2, 2), jnp.int4))
+
+
+def test_spread_over_devices() -> None:
+    """An array on several devices is no plain memory; the way out that the message names works."""
+    code = """
+import jax, numpy, matrix_interop
+mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+spread = jax.device_put(numpy.ones((4, 2), "f4"), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
+try:
+    matrix_interop.from_tensor(spread)
+except matrix_interop.UnsupportedTensorError as error:
+    assert "2 devices" in str(error) and "device_put" in str(error)
+    print(matrix_interop.from_tensor(jax.device_put(spread, jax.devices()[1])))
+"""
+    flags = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    ran = subprocess.run([sys.executable, "-c", code], env=flags, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "<HostMatrix 4 x 2 float32, C, jax, read-only, cpu>"
 
 
 def test_a_deleted_source_leaves_the_matrix() -> None:
