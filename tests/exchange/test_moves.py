@@ -472,20 +472,21 @@ CALLS = ("record", "wait", "copy", "copy_rows", "copy_peer", "device_alloc", "sy
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("error", [DeviceUnavailableError("lost"), MemoryError("full")])
-def test_a_call_that_fails(operation: str, call: str, error: Exception) -> None:
+@pytest.mark.parametrize("error", [DeviceUnavailableError, MemoryError])
+@pytest.mark.filterwarnings("ignore:pinned memory is refused")
+def test_a_call_that_fails(operation: str, call: str, error: type[Exception]) -> None:
     """Its error comes through or nobody needed the call; nothing is lost, and the next try is right."""
     run = OPERATIONS[operation]
-    for after in range(4):
-        with exchange_on(seed) as device, lateframe.stream(lateframe.new_stream(), 0):
-            device.fail(call, error, after=after)
+    for after in range(3):
+        with exchange_on(after) as device, lateframe.stream(lateframe.new_stream(), 0):
+            x = late(numbers())
+            device.fail(call, error("lost"), after=after)
             try:
-                run()
+                run(x)
             except (DeviceUnavailableError, MemoryError, BufferError) as caught:
-                assert str(error) in str(caught)  # noqa: PT017 - not every call is made by every operation
+                assert "lost" in str(caught)  # noqa: PT017 - not every operation makes every call
             device._faults.clear()
-            found = run()
-            assert np.array_equal(found, numbers().T if "strided" in operation else found)
+            assert np.array_equal(run(x), numbers())
 
 
 def test_out_of_device_memory() -> None:

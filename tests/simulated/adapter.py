@@ -203,8 +203,17 @@ def exchange_on(seed: int, device_bytes: int = 1 << 30) -> Iterator[SimulatedRun
     runtime = install(seed, device_bytes=device_bytes)
     with use_arena(PinnedArena(64 << 20, runtime=runtime, staging_bytes=16 << 20)) as arena:
         yield runtime
-        runtime.quiesce()
-        if arena.stats().live or runtime.events_out() > 1:
+        left = _left(runtime, arena)
+        if any(left):
             gc.collect()  # frames of exceptions hold each other
-        staging_of(arena)._settle()  # it notes the end of its last move when it makes the next
-        assert (arena.stats().live, arena.stats().pending, runtime.events_out()) == (0, 0, 0)
+            left = _left(runtime, arena)
+        assert left == (0, 0, 0)
+
+
+def _left(runtime: SimulatedRuntime, arena: PinnedArena) -> tuple[int, int, int]:
+    """Live and pending bytes of the arena and events that are out, once all work is done."""
+    arena.stats()  # blocks that died are noted
+    runtime.quiesce()
+    staging_of(arena)._settle()  # it notes the end of its last move when it makes the next
+    stats = arena.stats()
+    return stats.live, stats.pending, runtime.events_out()

@@ -77,6 +77,7 @@ class SimulatedRuntime:
     """
 
     device_type = DEVICE_TYPE
+    captured_bytes = 0
 
     def __init__(self, seed: int = 0, devices: int = 2, device_bytes: int = 1 << 30) -> None:
         self._random = random.Random(seed)
