@@ -189,13 +189,18 @@ def test_share_readonly() -> None:
         convert(a, "torch", copy=False)
 
 
-def test_storage_is_not_pulled_away() -> None:
-    """While a matrix shares a tensor's memory, the tensor cannot be resized under it."""
-    t = torch.ones(2, 2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("grad", [False, True])
+def test_storage_is_not_pulled_away(dtype: torch.dtype, grad: bool) -> None:
+    """While a matrix shares a tensor's memory, nobody can resize the storage under it."""
+    t = torch.ones(2, 2, dtype=dtype, requires_grad=grad)
     m = from_tensor(t)
-    with pytest.raises(RuntimeError, match="resiz"):
-        t.resize_(100, 100)
-    assert np.asarray(m).tolist() == [[1, 1], [1, 1]]
+    pulls = (lambda: t.data.resize_(100, 100), lambda: t.detach().resize_(0), lambda: t.untyped_storage().resize_(0))
+    for pull in pulls[:1] + pulls[2:]:
+        with pytest.raises(RuntimeError, match="resiz"):
+            pull()
+    pulls[1]()  # another tensor object becomes shorter; the storage stays
+    assert np.asarray(m).astype(float).tolist() == [[1, 1], [1, 1]]
 
 
 def test_negative_steps_have_no_tensor_of_their_own() -> None:

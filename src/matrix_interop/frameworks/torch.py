@@ -18,7 +18,7 @@ import torch.utils.dlpack
 
 from matrix_interop.devices import CPU, Device, as_device, device_of_dlpack
 from matrix_interop.dlpack import capsule_of, header_of
-from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier, is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
@@ -29,6 +29,7 @@ _TORCH_OF_NUMPY: Final[dict[np.dtype[Any], torch.dtype]] = {
     dtype: kind for dtype in DLPACK_OF_DTYPE if isinstance(kind := getattr(torch, dtype.name, None), torch.dtype)
 }
 _NUMPY_OF_TORCH: Final = {kind: dtype for dtype, kind in _TORCH_OF_NUMPY.items()}
+_WHOLE_NUMBER: Final = {1: torch.int8, 2: torch.int16}  # what carries an extension type of that size into NumPy
 _Tensor: Final = torch.Tensor
 _from_numpy: Final = torch.from_numpy
 _strided: Final = torch.strided
@@ -105,8 +106,15 @@ class TorchFramework(Framework):
                 note=note,
                 pending=pending,
             )
-        header = header_of(plain.data_ptr(), shape, strides, dtype, readonly=repeats, owner=plain)
-        return TensorView.of(header, "torch", None if pending else plain, device, pending, note)
+        if pending is not None:
+            header = header_of(plain.data_ptr(), shape, strides, dtype, readonly=repeats, owner=plain)
+            return TensorView.of(header, "torch", None, device, pending, note)
+        # By numpy(), after which torch refuses to resize the storage: an address alone would be left dangling.
+        labelled = plain.view(_WHOLE_NUMBER[dtype.itemsize]) if is_extension(dtype) else plain
+        header = labelled.as_subclass(_Tensor).numpy().view(dtype)
+        if repeats:
+            header.flags.writeable = False
+        return TensorView.of(header, "torch", plain, device, note=note)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         if dtype in _TORCH_OF_NUMPY:
