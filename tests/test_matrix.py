@@ -385,6 +385,11 @@ def test_array_method() -> None:
     with pytest.raises(ValueError, match="copy"):
         np.array(m, dtype="f8", copy=False)
     assert np.sum(m) == 66
+    with track_copies() as log:
+        m.__array__(copy=True)
+        m.__array__(np.float64)
+        m.__array__()
+    assert [record.nbytes for record in log] == [48, 96]
     assert (np.asarray(m) + m.array)[3, 2] == 22
 
 

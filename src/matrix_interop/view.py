@@ -240,8 +240,13 @@ class TensorView:
                 size = self.size * np.dtype(dtype).itemsize
                 msg = f"{describe(self)} as {np.dtype(dtype)} needs a copy of {size} bytes"
                 raise ValueError(msg)
-            return self.header.astype(dtype)
-        return self.header.copy() if copy else self.header
+            made = self.header.astype(dtype)
+            record_copy(made.nbytes, Reason.DTYPE, "converted for NumPy")
+            return made
+        if copy:
+            record_copy(self.nbytes, Reason.REQUESTED, "copied for NumPy")
+            return self.header.copy()
+        return self.header
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

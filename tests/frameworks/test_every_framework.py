@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from frameworks.table import JAX, NUMPY, SOURCES, TARGETS, TOY, Kind, address, aligned
+from frameworks.table import JAX, NUMPY, SOURCES, TARGETS, TOY, WIDE, Kind, address, aligned, bits, dtype_of, x64
 from matrix_interop import (
     CopyRequiredError,
     Framework,
     HostMatrix,
     Matrix,
     TensorView,
+    UnsupportedDtypeError,
     convert,
     forbid_copies,
     from_tensor,
@@ -72,6 +73,29 @@ def test_to_tensor_as_planned(source: Kind, target: Kind) -> None:
     assert np.array_equal(target.read(made), VALUES)
     assert (target.pointer(made) == source.pointer(x)) == announced.zero_copy
     assert str(announced) == str(plan(x, target.name))
+
+
+@sources
+@targets
+@pytest.mark.parametrize("jax64", [False, True])
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_every_dtype(source: Kind, target: Kind, jax64: bool) -> None:
+    """Every dtype that both can hold arrives bit by bit; for the others the error names a dtype that works."""
+    for name in sorted(source.dtypes if source is not JAX or jax64 else source.dtypes - WIDE):
+        values = (np.arange(128, dtype=np.uint8) % (2 if name == "bool" else 251)).view(dtype_of(name)).reshape(2, -1)
+        with x64(jax64):
+            x = make(source, values)
+            m = from_tensor(x)
+            assert m.dtype == dtype_of(name)
+            if name in target.dtypes and (target is not JAX or jax64 or name not in WIDE):
+                assert bits(target.read(m.to_tensor(target.name))) == bits(values)
+            else:
+                with pytest.raises(UnsupportedDtypeError, match=name) as caught:
+                    m.to_tensor(target.name)
+                way_out = str(caught.value).partition("dtype='")[2].partition("'")[0]
+                with np.errstate(all="ignore"):
+                    made = target.read(m.to_tensor(target.name, dtype=way_out))
+                    assert bits(made) == bits(values.astype(way_out))
 
 
 @sources

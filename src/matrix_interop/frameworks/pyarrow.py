@@ -95,6 +95,8 @@ class ArrowFramework(Framework):
             return None
         if dtype == np.dtype(np.bool_):
             return "arrow packs booleans into bits: ask for dtype='uint8'"
+        if dtype.kind == "c":
+            return "arrow has no complex numbers: pass the parts apart, or ask for dtype='float32' for the real ones"
         return f"arrow has no {dtype}: ask for dtype='float32'"
 
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
