@@ -268,8 +268,8 @@ def as_matrix(path: Path, what: str, shape: tuple[int, ...], options: Options) -
     """The rows and columns of a stored array: its own if it has rank 2; of rank 1, rows of ``options.dim`` values."""
     if len(shape) == 2:
         return shape[0], shape[1]
-    if len(shape) == 1 and options.dim is not None and shape[0] % max(options.dim, 1) == 0:
-        return shape[0] // max(options.dim, 1), options.dim
+    if len(shape) == 1 and options.dim and shape[0] % options.dim == 0:
+        return shape[0] // options.dim, options.dim
     hint = f"; dim= cuts its {shape[0]} values into rows (dim=1: a column)" if len(shape) == 1 else ""
     msg = f"{path}: {what} has shape {shape}, a matrix needs two dimensions{hint}"
     raise UnsupportedLayoutError(msg)
