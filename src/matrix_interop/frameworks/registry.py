@@ -266,7 +266,7 @@ def read(x: Any, fill: Any = None) -> TensorView:
     if adapter is None:
         if isinstance(x, TensorView):
             return x
-        view = getattr(x, "_view", None)
+        view = x._view if hasattr(type(x), "_view") else None  # asked of the type: instances may answer anything
         if isinstance(view, TensorView):  # a Matrix, which this room cannot import
             return view
         adapter = _find(x)
