@@ -330,12 +330,16 @@ class PinnedArena:
 
     def _wait_briefly(self, nbytes: int) -> None:
         """Wait for pending blocks, at most as long as growing would take: so both together take twice the best."""
-        deadline = time.monotonic() + _GROWTH_S + nbytes * _GROWTH_S_PER_BYTE
+        start = now = time.monotonic()
         before = self._waiting.nbytes
-        while before and self._waiting.nbytes >= max(before, nbytes) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        while before and now - start < _GROWTH_S + nbytes * _GROWTH_S_PER_BYTE:
             with self._lock:
                 self._reap(thorough=True)
+            if self._waiting.nbytes < max(before, nbytes):
+                break
+            if now - start > _GROWTH_S:  # at first most wait for work that is over: sleeping would take longer
+                time.sleep(_POLL_S)
+            now = time.monotonic()
 
     def _wait_for_one(self) -> bool:
         """Block until the oldest pending block is free; False when none is pending. Needs no lock."""
