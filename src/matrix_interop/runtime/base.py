@@ -37,6 +37,8 @@ class Runtime(Protocol):
 
     #: Device type as in device strings ("cuda").
     device_type: str
+    #: Copies of at most so many bytes from ordinary memory to a device have read it when `copy` returns.
+    captured_bytes: int
 
     def device_count(self) -> int:
         """Number of devices; 0 is never returned, an absent runtime raises instead."""

@@ -76,6 +76,8 @@ class CudaRuntime:
     """`Runtime` over ``api``, which is ``cuda.bindings.driver`` or has its functions."""
 
     device_type = "cuda"
+    #: The driver reads ordinary memory at once, whatever the size; up to this one it is also as fast as a pinned copy.
+    captured_bytes = 64 << 10
 
     def __init__(self, api: Any) -> None:
         self._count = _start(api)

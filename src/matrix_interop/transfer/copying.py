@@ -25,7 +25,7 @@ _CARRIERS: Final = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.c
 _INTEGERS: Final = frozenset(np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "?"))
 _FLOATS: Final = frozenset(np.dtype(name) for name in ("f4", "f8"))
 #: Columns and rows of a tile of a transposed copy: two of them fit into a core's own cache.
-_TILE: Final = 128
+_TILE: Final = 256
 #: Items between the rows of the buffer and its columns, so that they do not all fall on the same cache lines.
 _GAP: Final = 16
 

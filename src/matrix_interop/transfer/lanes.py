@@ -30,7 +30,7 @@ from matrix_interop.transfer.files import advised
 from matrix_interop.transfer.parts import cut, spans
 from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
-from matrix_interop.transfer.settings import Setting, engine_of_lanes, engine_of_torch
+from matrix_interop.transfer.settings import Engine, Setting, engine_of_lanes, engine_of_packing, engine_of_torch
 from matrix_interop.transfer.staging import staging_of
 from matrix_interop.transfer.streams import side_stream
 
@@ -40,6 +40,8 @@ __all__ = ["download", "start_download", "upload"]
 _PER_THREAD: Final = 2
 #: Moves of at most so many bytes are one chunk, filled by the thread that asks.
 _SMALL: Final = 1 << 20
+#: From so many bytes on, several threads are faster than one.
+_POOLED: Final = 256 << 10
 
 
 def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Device, stream: int) -> None:
@@ -48,11 +50,18 @@ def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Devic
     On return ``source`` may be changed; the device memory is ready in the order of ``stream``.  What goes wrong on
     the way names the array and the byte; then no part of the device memory can be relied on.
     """
-    move = _Move(source, address, dtype, device, stream)
-    if not move.nbytes:
+    runtime = get_runtime(device.type)
+    nbytes = source.size * dtype.itemsize
+    if nbytes <= runtime.captured_bytes:
+        if nbytes:
+            dense = np.ascontiguousarray(source, dtype)
+            runtime.copy(address, address_of(dense), nbytes, ordinal=device.index, stream=stream)
         return
+    move = _Move(source, address, dtype, device, stream)
     if move.needs_no_staging():
-        finish(move.runtime, move.enqueue_whole(to_device=True))
+        finish(runtime, move.enqueue_whole(to_device=True))
+    elif move.fits_one_chunk():
+        move.send_chunk()
     else:
         move.run(move.send)
 
@@ -76,15 +85,21 @@ def start_download(
 
     ``keep``: what owns the device memory.  With ``early`` a thread of its own fills an ``out`` in pageable memory.
     """
+    if not out.size:
+        return Transfer(out)
     move = _Move(out, address, dtype, device, stream)
-    if not move.nbytes:
+    if move.nbytes <= move.runtime.captured_bytes and not early and not is_pinned(out):
+        move.receive_at_once()
         return Transfer(out)
     if move.needs_no_staging():
         mark = _Mark(move.runtime, move.enqueue_whole(to_device=False))
         return Transfer(out, mark.query, mark.synchronize, keep)
     if early:
         return _in_background(move, out, keep)
-    move.run(move.receive)
+    if move.fits_one_chunk():
+        move.receive_chunk()
+    else:
+        move.run(move.receive)
     return Transfer(out)
 
 
@@ -185,10 +200,42 @@ class _Move:
         self.runtime.copy(dst, src, self.nbytes, ordinal=self.ordinal, stream=self.stream)
         return self.runtime.record(self.stream, self.ordinal)
 
+    def receive_at_once(self) -> None:
+        """A small move into pageable memory, which the driver stages itself."""
+        dense = self.array
+        if dense.dtype != self.dtype or not dense.flags.c_contiguous:
+            dense = np.empty(dense.shape, self.dtype)
+        dst = address_of(dense)
+        self.runtime.copy(dst, self.address, self.nbytes, ordinal=self.ordinal, stream=self.stream)
+        finish(self.runtime, self.runtime.record(self.stream, self.ordinal))
+        if dense is not self.array:
+            copy_values(self.array, dense)
+
     # Through chunks ----------------------------------------------------------------------------
+    def fits_one_chunk(self) -> bool:
+        """True for moves so small that cutting them costs more than it saves."""
+        return self.nbytes <= min(_SMALL, staging_of(self.arena).largest(_SMALL))
+
+    def send_chunk(self) -> None:
+        """`send` of a single chunk."""
+        self._choose_engine()
+        with _Lane(self, self.nbytes, 1, 0) as lane:
+            block = lane.chunk() or lane.passed()
+            self.copy(np.ndarray(self.array.shape, self.dtype, block), self.array)
+            lane.launch(self.address, block.address, self.array)
+
+    def receive_chunk(self) -> None:
+        """`receive` of a single chunk."""
+        self._choose_engine()
+        with _Lane(self, self.nbytes, 1, 0) as lane:
+            block = lane.chunk() or lane.passed()
+            lane.launch(block.address, self.address, self.array)
+            lane.emptied()
+
     def run(self, work: Callable[[np.ndarray, int, int, int], None], setting: Setting | None = None) -> None:
         """Move everything by ``work(span, its offset, bytes a chunk, chunks in flight)``, in one thread or several."""
-        setting = setting or self._setting()
+        if setting is None:
+            setting = setting_for(self._choose_engine(), self.device.type, self.nbytes, partial(_trial, self))
         self._caller = threading.get_ident()
         chunk = staging_of(self.arena).largest(min(setting.chunk_bytes, self.nbytes))
         lanes = min(setting.lanes, -(-self.nbytes // chunk)) if self.stream != _PER_THREAD else 1
@@ -200,13 +247,14 @@ class _Move:
         if self.report is not None:
             self.report(self.nbytes, self.nbytes)
 
-    def _setting(self) -> Setting:
-        if self.nbytes <= _SMALL:
-            return Setting(1, _SMALL, 1)
-        engine = engine_of_lanes()
-        if pool_serves(np.empty(0, self.dtype), self.array):
-            engine, self.copy = engine_of_torch(), copy_by_torch
-        return setting_for(engine, self.device.type, self.nbytes, partial(_trial, self))
+    def _choose_engine(self) -> Engine:
+        """How values are copied: sets `copy`."""
+        if self.nbytes >= _POOLED and pool_serves(np.empty(0, self.dtype), self.array):
+            self.copy = copy_by_torch
+            return engine_of_torch()
+        if self.dtype == self.array.dtype and self.array.flags.c_contiguous:
+            return engine_of_lanes()
+        return engine_of_packing()
 
     def send(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
         """Host to device: fill a chunk, let the device fetch it, fill the next."""

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-__all__ = ["Engine", "Setting", "changed", "engine_of_lanes", "engine_of_torch", "processors", "transfer_setting"]
+__all__ = [
+    "Engine",
+    "Setting",
+    "changed",
+    "engine_of_lanes",
+    "engine_of_packing",
+    "engine_of_torch",
+    "processors",
+    "transfer_setting",
+]
 
 _MIB: Final = 1 << 20
 
@@ -63,6 +72,13 @@ def engine_of_lanes() -> Engine:
     return Engine(
         "lanes", default, (default, *(Setting(lanes, size * _MIB, 2) for lanes, size in more if lanes <= count))
     )
+
+
+@cache
+def engine_of_packing() -> Engine:
+    """Lanes for values that are converted or gathered on the way, where a thread does a fraction of a plain copy."""
+    default = Setting(min(16, processors()), 2 * _MIB, 2)
+    return Engine("packing", default, (default,))
 
 
 _VARIABLE: Final = "MATRIX_INTEROP_TRANSFER"
