@@ -17,6 +17,7 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.frameworks.registry import Framework, Order
 from matrix_interop.reasons import Obstacle, Reason
+from matrix_interop.runtime import get_runtime
 from matrix_interop.view import DeviceView, TensorView
 
 _LEGACY: Final = 1
@@ -88,9 +89,10 @@ class CupyFramework(Framework):
         return array_api_compat.cupy
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(Device("cuda", index) for index in range(cupy.cuda.runtime.getDeviceCount()))
+        return tuple(Device("cuda", index) for index in range(get_runtime("cuda").device_count()))
 
     def current_device(self) -> Device:
+        get_runtime("cuda")  # which says why there is none
         return Device("cuda", cupy.cuda.runtime.getDevice())
 
     def current_stream(self, device: Device) -> int:

@@ -15,6 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -145,11 +146,21 @@ _BUILT_IN: Final[dict[str, str]] = {
     "torch": "matrix_interop.frameworks.torch:TorchFramework",
     "cupy": "matrix_interop.frameworks.cupy:CupyFramework",
     "jax": "matrix_interop.frameworks.jax:JaxFramework",
+    "dpnp": "matrix_interop.frameworks.dpnp:DpnpFramework",
+    "numba.cuda": "matrix_interop.frameworks.numba:NumbaFramework",
+    "cuda.core": "matrix_interop.frameworks.cuda_core:CudaCoreFramework",
     "pyarrow": "matrix_interop.frameworks.pyarrow:ArrowFramework",
     "array_api_strict": "matrix_interop.frameworks.array_api_strict:StrictFramework",
 }
 #: What to install for those.
-_EXTRAS: Final = {"array_api_strict": "array-api-strict", "cupy": "cupy-cuda13"}
+_EXTRAS: Final = {
+    "array_api_strict": "array-api-strict",
+    "cuda.core": "cuda-core",
+    "cupy": "cupy-cuda13",
+    "numba.cuda": "numba-cuda",
+}
+#: Those that may own new device memory which nobody chose a framework for, the preferred one first.
+_OWNERS: Final = ("torch", "cupy", "jax", "dpnp")
 _GROUP: Final = "matrix_interop.frameworks"
 
 _lock = threading.RLock()
@@ -198,12 +209,14 @@ def framework_name(which: Any) -> str:
 
 
 def _import_name(name: str, which: Any) -> str:
-    """The registered name behind ``jax.numpy``, ``array_api_compat.torch`` and the like."""
-    if name not in _known():
+    """The registered name behind ``jax.numpy``, ``cuda.core.cu13``, ``array_api_compat.torch`` and the like."""
+    known = _known()
+    if name not in known and isinstance(which, ModuleType):
         parts = name.split(".")
-        if isinstance(which, ModuleType) and parts[0] in _known():
-            return parts[0]
-        if isinstance(which, ModuleType) and parts[0] == "array_api_compat" and parts[-1] in _known():
+        for end in range(len(parts) - 1, 0, -1):
+            if (package := ".".join(parts[:end])) in known:
+                return package
+        if parts[0] == "array_api_compat" and parts[-1] in known:
             return parts[-1]
     return name
 
@@ -255,9 +268,21 @@ def _is_installed(name: str) -> bool:
     if name in _registered or name in sys.modules:
         return True
     try:
-        return importlib.util.find_spec(name) is not None
+        return _spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module would be loaded from. importlib's own `find_spec` imports the parents of a dotted name."""
+    parent, _, _ = name.rpartition(".")
+    if not parent:
+        return importlib.util.find_spec(name)
+    package = _spec(parent)
+    if package is None:
+        return None
+    found = (finder.find_spec(name, package.submodule_search_locations) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 def read(x: Any, fill: Any = None) -> TensorView:
@@ -300,7 +325,7 @@ def device_framework(device_type: str) -> Framework:
 
     Order of preference: registered ones, then torch, CuPy, JAX.  Raises `FrameworkNotInstalledError` where none is.
     """
-    names = [*_registered, *_BUILT_IN]
+    names = [*_registered, *_OWNERS]
     for name in [n for n in names if n in sys.modules or n in _registered] + [n for n in names if _is_installed(n)]:
         try:
             found = framework(name)
@@ -352,6 +377,6 @@ def _version(name: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
     try:
-        return version(packages_distributions().get(name, [name])[0])
+        return version(packages_distributions().get(name, [name.replace(".", "-")])[0])
     except PackageNotFoundError:
         return None
