@@ -155,6 +155,17 @@ def test_tvm_ffi_takes_and_gives() -> None:
     assert str(tvm_ffi.from_dlpack(from_tensor(a.astype(ml_dtypes.bfloat16))).dtype) == "bfloat16"
 
 
+def test_mlx_takes_and_gives() -> None:
+    """Its arrays come in read-only by legacy capsules, bfloat16 too; of ours it makes copies, also of flipped ones."""
+    mx = pytest.importorskip("mlx.core")
+    a = sample()
+    for kind, name in ((mx.float32, "float32"), (mx.bfloat16, "bfloat16"), (mx.int16, "int16")):
+        m = from_tensor(mx.array(a.tolist()).astype(kind))
+        assert (m.dtype.name, m.readonly, np.asarray(m).tolist()) == (name, True, a.tolist())
+    for m in (from_tensor(a), from_tensor(a)[::-1], from_tensor(a).T):
+        assert mx.array(m).tolist() == np.asarray(m).tolist()
+
+
 # Polars ------------------------------------------------------------------------------------------
 def test_polars_columns_come_in_through_arrow() -> None:
     """A column of arrays is shared; its nulls are seen; a frame goes by ``__array__``."""

@@ -1,4 +1,4 @@
-"""Producers that lie: one for each protocol, every field of which a test can forge."""
+"""A DLPack producer that lies in any field, and a consumer that sees all of them."""
 
 from hostile.dlpack import NULL, Producer, Received, consume, live_structs
 
