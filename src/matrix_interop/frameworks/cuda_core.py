@@ -38,18 +38,16 @@ class CudaCoreFramework(Framework):
         return isinstance(x, Buffer | StridedMemoryView)
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
+        shape: tuple[int, ...]
+        strides: tuple[int, ...]
         if isinstance(x, Buffer):
-            native = x
             address, shape, strides, dtype = int(x.handle), (x.size,), (1,), np.dtype(np.uint8)
             readonly, on_device, ordinal = False, x.is_device_accessible and not x.is_host_accessible, x.device_id
             if x.is_managed:
                 on_device, ordinal = True, get_runtime("cuda").pointer(address).ordinal
         else:
-            native = x
             if x.dtype is None:
-                raise UnsupportedDtypeError(
-                    f"a cuda.core view at {x.ptr:#x} has no dtype: give it one with x.view(dtype=...)"
-                )
+                raise UnsupportedDtypeError("a cuda.core view without a dtype cannot be read: use x.view(dtype=...)")
             dtype = require_plain(np.dtype(x.dtype))
             address, shape, readonly = x.ptr, tuple(x.shape), x.readonly
             on_device, ordinal = x.is_device_accessible, x.device_id
@@ -57,16 +55,16 @@ class CudaCoreFramework(Framework):
             strides = _row_strides(shape, dtype.itemsize) if steps is None else tuple(n * dtype.itemsize for n in steps)
         if not on_device:
             header = header_of(address, shape, strides, dtype, readonly=readonly, owner=x)
-            return TensorView.of(header, self.name, native)
+            return TensorView.of(header, self.name, x)
         device = device_of_dlpack(_CUDA, max(ordinal or 0, 0))
         return DeviceView.of_tensor(
-            native, self.name, device, address, shape, strides, dtype, readonly=readonly, stream=_LEGACY
+            x, self.name, device, address, shape, strides, dtype, readonly=readonly, stream=_LEGACY
         )
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
-        return (
-            None if dtype.newbyteorder("=") in DLPACK_OF_DTYPE else f"cuda.core has no {dtype}: ask for dtype='float32'"
-        )
+        if dtype.newbyteorder("=") in DLPACK_OF_DTYPE:
+            return None
+        return f"cuda.core has no {dtype}: ask for dtype='float32'"
 
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
         if not header.dtype.isnative:
