@@ -197,6 +197,7 @@ def test_a_pending_block_is_not_given_out():
     runtime = FakeRuntime(done=False)
     arena = PinnedArena(64 * MIB, runtime=runtime, decay_s=None)
     first = address(arena.empty(MIB, "u1"))
+    assert arena.stats().pending >= MIB  # recorded by now, and not done
     second = arena.empty(MIB, "u1")
     assert address(second) != first
     runtime.undone.clear()

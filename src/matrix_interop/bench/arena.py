@@ -217,6 +217,7 @@ class _TorchPool:
         gc.collect()
         self._torch._C._host_emptyCache()  # what earlier traces left
         self._start = torch.cuda.host_memory_stats()
+        self._free = _free_memory()
 
     def take(self, nbytes: int) -> list[Any]:
         return [self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)]
@@ -226,14 +227,19 @@ class _TorchPool:
 
     @property
     def allocs(self) -> int:
-        return self._since("num_host_alloc")
+        """Upstream calls; -1 where this torch keeps no such count (2.11 shows none)."""
+        stats = self._torch.cuda.host_memory_stats()
+        return int(stats["num_host_alloc"] - self._start["num_host_alloc"]) if "num_host_alloc" in stats else -1
 
     @property
     def reserved(self) -> int:
-        return self._since("allocated_bytes.allocated")  # it gives nothing back by itself
+        """What the machine has less than before: the pool gives nothing back by itself."""
+        return self._free - _free_memory()
 
-    def _since(self, key: str) -> int:
-        return int(self._torch.cuda.host_memory_stats()[key] - self._start[key])
+
+def _free_memory() -> int:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 class _CupyPool:

