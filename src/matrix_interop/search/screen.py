@@ -26,8 +26,8 @@ Bound.  Let u be the engine's unit roundoff (2**-24 for float32), g(m) = m u / (
        g(2 d + 16) |x| R.
     5. Slack for what is tiny: the factor `_SLACK` = 1.01 covers norms that are themselves rounded and, for
        squared L2, the float64 rounding of the keys (relative, below d 2**-50 << u).  For products and cosine
-       4 (d + 8) 2**-53 (R / s + |c|) |q| is added.  Underflow, flushed or gradual, moves a product or a
-       coordinate by at most 2**-126: d 2**-120 (1 + S) is added.
+       8 (d + 8) 2**-53 (R / s + |c|) |q| is added (cosine: |q| = 1, and 1 more for the key itself).
+       Underflow, flushed or gradual, moves a product or a coordinate by at most 2**-126: d 2**-120 (1 + S) is added.
 
 Squared L2 without the norms of the rows.  Let t be an upper bound of the k-th key.  A row with
     |y| > |x| + s sqrt(t) has D > t and is no neighbour.  For all others S <= 2 |x| + s sqrt(t), so
