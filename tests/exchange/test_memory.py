@@ -18,7 +18,7 @@ from matrix_interop import convert, from_tensor
 MB = 1 << 20
 #: What Python objects of one exchange may take.
 SMALL = 4096
-A_FEW_NUMBERS = 64
+A_FEW_NUMBERS = 256
 
 
 def peak(work: Callable[[], Any]) -> int:
