@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, overload
 import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
-from matrix_interop.dtypes import as_dtype, carrier
+from matrix_interop.dtypes import as_dtype
 from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError, UnsupportedLayoutError
 from matrix_interop.exchange.compute import copied, normalized, take
 from matrix_interop.exchange.convert import (
-    carry_out,
     copy_to,
     destination,
     native_of,
     place_of,
     plan_for,
     quickly,
-    resolve,
     to_framework,
 )
+from matrix_interop.exchange.intake import as_matrix, converted, device_meant, gathered, pack, unpack
 from matrix_interop.exchange.plan import CopyPlan, Order, decide, require_order
 from matrix_interop.frameworks.registry import device_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
@@ -92,12 +91,12 @@ class Matrix:
         """
         view = x._view if isinstance(x, Matrix) else read(x, fill)
         if view.ndim != 2:
-            view = _as_matrix(view, as_row=as_row)
+            view = as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
-            device = CPU if cls is HostMatrix else _device_meant(view, None)
+            device = CPU if cls is HostMatrix else device_meant(view, None)
         plain = framework is None and dtype is None and order is None and copy is None
         if not plain or view.pending is not None or (device is not None and as_device(device) != view.device):
-            view = _converted(view, device, framework, dtype, order, copy, stream)
+            view = converted(view, device, framework, dtype, order, copy, stream)
         elif isinstance(x, Matrix):
             return x
         made: Matrix = _new(HostMatrix if view.device is CPU else DeviceMatrix)
@@ -112,22 +111,7 @@ class Matrix:
         as in `from_tensor`; numpy if not given.  Raises `UnsupportedLayoutError` naming the first row of
         another length; an iterable without rows has no width and is refused.
         """
-        views: list[TensorView] = []
-        for number, row in enumerate(rows):
-            view = read(row)
-            if view.ndim != 1 or (views and view.shape != views[0].shape):
-                wanted = f"length {views[0].shape[0]}" if views else "one axis"
-                raise UnsupportedLayoutError(
-                    f"row {number} has shape {view.shape}, {wanted} is needed: pass vectors of one length"
-                )
-            views.append(view)
-        if not views:
-            raise UnsupportedLayoutError("no rows, so no width: use Matrix.empty((0, d), dtype=...)")
-        kind = np.result_type(*{view.dtype for view in views}) if dtype is None else as_dtype(dtype)
-        out = aligned_empty((len(views), views[0].shape[0]), kind.newbyteorder("="))
-        for row, view in zip(out, views, strict=True):
-            copy_to(row, view)
-        record_copy(out.nbytes, Reason.REQUESTED, "rows copied into one matrix")
+        out = gathered(rows, dtype)
         return Matrix.from_tensor(out, device=device, framework=framework)
 
     @classmethod
@@ -407,10 +391,10 @@ class Matrix:
         Raises `DeviceUnavailableError`, `FrameworkNotInstalledError`, `CopyRequiredError` for ``copy=False``.
         """
         view = self._view
-        device = _device_meant(view, device)
+        device = device_meant(view, device)
         if device == view.device and framework is None and dtype is None and not copy and stream is None:
             return cast("DeviceMatrix", self)
-        made = _converted(view, device, framework, dtype, None, copy, stream, requested=True)
+        made = converted(view, device, framework, dtype, None, copy, stream, requested=True)
         return cast("DeviceMatrix", _wrap(made))
 
     @overload
@@ -476,19 +460,8 @@ class Matrix:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Own rows only, as host bytes, out of band from protocol 5 on. Comes back over NumPy memory."""
-        header = self.to_host(pinned=False)._view.header
-        dense = header if header.flags.c_contiguous or header.flags.f_contiguous else np.ascontiguousarray(header)
-        native = dense.dtype.newbyteorder("=")
-        dense = dense.astype(native, order="K", copy=False)
-        order: Order = "C" if dense.flags.c_contiguous else "F"
-        plain = dense.view(carrier(native))
-        flat = plain.reshape(-1, order=order)
-        if int(protocol) >= 5:
-            import pickle
-
-            buffer = pickle.PickleBuffer(cast(Any, flat))  # an ndarray is a buffer, whatever its stubs say
-            return _unpickle, (buffer, dense.shape, native.name, order, self.readonly)
-        return _unpickle, (flat.tobytes(), dense.shape, native.name, order, self.readonly)
+        packed = pack(self.to_host(pinned=False)._view.header, protocol)
+        return _unpickle, (*packed, self.readonly)
 
 
 class HostMatrix(Matrix):
@@ -586,68 +559,6 @@ def _wrap(view: TensorView) -> Matrix:
     return made
 
 
-def _as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
-    header = view.header
-    if not as_row or header.ndim > 2:
-        hint = (
-            "pass as_row=True for one row"
-            if header.ndim < 2
-            else "reshape it to (rows, columns), or use convert() for other ranks"
-        )
-        raise UnsupportedLayoutError(f"a matrix has 2 axes, {describe(view)} has ndim {header.ndim}: {hint}")
-    pending = view.pending
-    if pending is not None:
-        write = pending.write
-        pending = pending._replace(write=lambda out: write(out.reshape(header.shape)))  # one row: always a view
-    return TensorView.of(
-        header.reshape((1,) * (2 - header.ndim) + header.shape),
-        view.framework,
-        None,
-        view.device,
-        pending=pending,
-        note=view.note,
-        stream=view.stream,
-    )
-
-
-def _converted(
-    view: TensorView,
-    device: Any,
-    which: Any,
-    dtype: Any,
-    order: Order | None,
-    copy: bool | None,
-    stream: Any,
-    *,
-    requested: bool = False,
-) -> TensorView:
-    """The view after the conversions that were asked for: in the framework named, else its own if that lives there."""
-    if which is None and device is not None and as_device(device).type not in framework_of(view.framework).device_types:
-        which = "numpy" if as_device(device).is_host else device_framework(as_device(device).type).name
-    target, device = destination(view, which, None, device)
-    place = place_of(view, target, device)
-    made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, requested=requested)
-    if made.zero_copy and view.framework == target.name:
-        return view
-    if place is CPU and view.device is CPU and view.framework == target.name:
-        return TensorView.of(resolve(view, made), target.name)
-    return read(carry_out(view, target, made, stream))
-
-
-def _device_meant(view: TensorView, device: Any) -> Any:
-    """``device``, or where a matrix goes that is to be on any device: where it is, else where new tensors are made."""
-    if device is not None:
-        return device
-    if not view.device.is_host:
-        return view.device
-    own = framework_of(view.framework)
-    target = own if any(kind != "cpu" for kind in own.device_types) else device_framework("cuda")
-    found = target.current_device()
-    if found.is_host:
-        raise DeviceUnavailableError(f"{describe(view)} cannot go to a device: {target.name} sees none here")
-    return found
-
-
 def _empty_on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, which: Any, order: Order) -> Matrix:
     target = device_framework(as_device(device).type) if which is None else framework_of(which)
     place = place_of(TensorView.of(np.empty((0, 0), dtype), "numpy"), target, device)
@@ -668,10 +579,4 @@ def _checked_out(view: TensorView, out: Any, copy: bool | None) -> Matrix:
 
 
 def _unpickle(data: Any, shape: tuple[int, int], dtype: str, order: Order, readonly: bool) -> Matrix:
-    kind = as_dtype(dtype)
-    header = np.frombuffer(data, carrier(kind)).view(kind).reshape(shape, order=order)
-    if not readonly and not header.flags.writeable:
-        header = header.copy(order="K")
-    elif readonly:
-        header.flags.writeable = False
-    return Matrix.from_tensor(header)
+    return Matrix.from_tensor(unpack(data, shape, dtype, order, readonly=readonly))
