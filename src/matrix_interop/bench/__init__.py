@@ -18,6 +18,7 @@ __all__ = ["SUITES", "load_suite"]
 #: The suites by the name that the command line takes, each with its module.
 SUITES: Final[dict[str, str]] = {
     "exchange": "matrix_interop.bench.exchange",
+    "device_exchange": "matrix_interop.bench.device_exchange",
     "arena": "matrix_interop.bench.arena",
     "transfer": "matrix_interop.bench.transfer",
     "rows": "matrix_interop.bench.rows",
