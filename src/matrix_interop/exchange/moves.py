@@ -70,7 +70,7 @@ def _computing(view: TensorView) -> Framework:
 
 
 def _readable(view: TensorView, maker: Framework) -> Any:
-    """A tensor of ``maker`` with the values of a device view: over its memory unless the framework has no such tensor."""
+    """A tensor of ``maker`` with the values of a device view: over its memory if the framework has such a tensor."""
     if _reads(maker, view):
         return view.native if view.native is not None and view.framework == maker.name else share(view, maker)
     backwards = tuple(axis for axis, step in enumerate(view.strides) if step < 0)

@@ -59,7 +59,7 @@ def producer_stream(view: TensorView) -> int:
 
 
 def order_streams(view: TensorView, producer: int, consumer: int) -> None:
-    """Make ``consumer`` wait for all that ``producer`` holds now, and keep the source's memory until consumer is done."""
+    """Make ``consumer`` wait for all that ``producer`` holds now, and keep the memory until ``consumer`` is done."""
     if producer == consumer or NO_ORDER in (producer, consumer):
         return
     ordinal = view.device.index
