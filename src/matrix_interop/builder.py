@@ -37,9 +37,9 @@ class MatrixBuilder:
     ``device``, ``framework``: where the matrix is to be. ``capacity``: the most rows that will come; None if unknown.
     ``check="finite"``: rows with NaN or infinite entries are refused, whole blocks of about 4 MiB at a time.
 
-    On the host the rows lie where the matrix will be: memory grows in place, and nothing is copied at the end.  On a
-    device with ``capacity``, its memory is taken at once and rows go there as they come; without, they wait in host
-    memory until `finish`.  For one thread at a time.
+    Nothing is copied at the end.  On the host the rows lie where the matrix will be, in memory that grows in place.
+    Rows for a device go there as they come; with ``capacity`` its memory is taken at once, without, it doubles when it
+    is full, by a copy on the device, and the matrix keeps what is left over.  For one thread at a time.
     """
 
     __slots__ = (
@@ -65,7 +65,9 @@ class MatrixBuilder:
         if check not in (None, "finite"):
             msg = f"check={check!r}: write 'finite', or None"
             raise ValueError(msg)
-        self._dtype = as_dtype(dtype).newbyteorder("=")
+        kind = as_dtype(dtype)
+        # The very object that NumPy's arrays have, so that `append` can compare by identity.
+        self._dtype = kind if kind.isnative else kind.newbyteorder("=")
         self._check = check is not None
         place = as_device(device)
         which = ("numpy" if place.is_host else device_framework(place.type)) if framework is None else framework
@@ -76,11 +78,11 @@ class MatrixBuilder:
             raise UnsupportedDtypeError(msg)
         empty = TensorView.of(np.empty((0, self._dim), self._dtype), "numpy")
         self._device: Device = place_of(empty, self._target, device)
-        on_host = self._device.is_host or self._capacity is None
+        on_host = self._device.is_host
         self._store: _HostRows | _DeviceRows | None = (
             _HostRows(self._dim, self._dtype, self._capacity)
             if on_host
-            else _DeviceRows((self._capacity or 0, self._dim), self._dtype, self._target, self._device)
+            else _DeviceRows(self._dim, self._dtype, self._capacity, self._target, self._device)
         )
         #: Rows of the store that are open for writing; of them `_at` are written and `_room` may be without a question.
         self._rows = self._filling.rows
@@ -308,19 +310,22 @@ class _HostRows:
 class _DeviceRows:
     """Rows in device memory, before it a buffer for those that come one by one."""
 
-    def __init__(self, shape: tuple[int, int], dtype: np.dtype[Any], target: Framework, device: Device) -> None:
+    def __init__(self, dim: int, dtype: np.dtype[Any], capacity: int | None, target: Framework, device: Device) -> None:
         from matrix_interop.runtime import get_runtime
 
+        self._dim = dim
+        self._dtype = dtype
         self._target = target
         self._device = device
-        self._dtype = dtype
         self._runtime = get_runtime(device.type)
-        self._native = target.empty(shape, dtype, device)
+        self._row_bytes = dim * dtype.itemsize
+        self._native = target.empty((capacity or 0, dim), dtype, device)
         self._raw = target.view(self._native)
         self._stream = target.current_stream(device)
-        self._row_bytes = shape[1] * dtype.itemsize
-        self.most = min(shape[0], max(1, _BLOCK // max(1, self._row_bytes)))
-        self.rows = np.empty((self.most, shape[1]), dtype)
+        self.most = max(1, _BLOCK // max(1, self._row_bytes))
+        if capacity is not None:
+            self.most = min(self.most, capacity)
+        self.rows = np.empty((self.most, dim), dtype)
         #: Rows that are on the device, or on their way.
         self.sent = 0
 
@@ -336,6 +341,7 @@ class _DeviceRows:
         """Send rows from host or device memory behind those that are there."""
         from matrix_interop.transfer.lanes import finish, upload
 
+        self._have(self.sent + len(view))
         address = self._raw.pointer + self.sent * self._row_bytes
         if view.device.is_host:
             source = view.header
@@ -352,6 +358,22 @@ class _DeviceRows:
             finish(self._runtime, self._runtime.record(self._stream, self._device.index))
         record_copy(len(view) * self._row_bytes, Reason.REQUESTED, f"rows added to a builder on {self._device}")
         self.sent += len(view)
+
+    def _have(self, count: int) -> None:
+        """Have memory for so many rows: twice what there was, if need be, so that rows are seldom copied again."""
+        from matrix_interop.transfer.lanes import finish
+
+        held = self._raw.shape[0]
+        if count <= held:
+            return
+        native = self._target.empty((max(count, 2 * held), self._dim), self._dtype, self._device)
+        raw = self._target.view(native)
+        self._follow(self._target.current_stream(self._device))
+        if self.sent:
+            nbytes, ordinal = self.sent * self._row_bytes, self._device.index
+            self._runtime.copy(raw.pointer, self._raw.pointer, nbytes, ordinal=ordinal, stream=self._stream)
+            finish(self._runtime, self._runtime.record(self._stream, ordinal))
+        self._native, self._raw = native, raw
 
     def _follow(self, stream: int) -> None:
         from matrix_interop.transfer.streams import follow

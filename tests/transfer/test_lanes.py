@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from matrix_interop.devices import Device
 from matrix_interop.errors import DeviceUnavailableError
-from matrix_interop.memory import PinnedArena, use_arena
+from matrix_interop.memory import Block, PinnedArena, default_arena, use_arena
 from matrix_interop.transfer import download, report_progress, start_download, transfer_setting, upload
+from matrix_interop.transfer.staging import staging_of
 from simulated.adapter import install
 from simulated.runtime import SimulatedRuntime
 
@@ -94,3 +96,200 @@ def test_download(device: SimulatedRuntime, spread: None, name: str) -> None:
     download(address, F4, out, DEVICE, stream)
     assert out.tolist() == expected.tolist()
     assert device.events_out() == 0
+
+
+# Order ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("named", [True, False], ids=["legacy stream", "own stream"])
+def test_upload_is_ordered_on_its_stream(device: SimulatedRuntime, spread: None, named: bool) -> None:
+    """It comes after what the stream held before, and what is queued on the stream afterwards finds it."""
+    source = numbers((250, 64))
+    address, seen = on_device(device, source.shape)
+    stream = 1 if named else device.stream_create(0)
+    found = np.zeros_like(source)
+    device.launch(lambda: seen.fill(7), ordinal=0, stream=stream, ticks=60)
+    upload(source, address, F4, DEVICE, stream)
+    device.launch(lambda: np.copyto(found, seen), ordinal=0, stream=stream, ticks=1)
+    device.stream_synchronize(stream, 0)
+    assert found.tolist() == source.tolist()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["legacy stream", "own stream"])
+def test_download_comes_after_its_stream(device: SimulatedRuntime, spread: None, named: bool) -> None:
+    """What the stream holds at the call is done before anything is read."""
+    address, seen = on_device(device, (250, 64))
+    stream = 1 if named else device.stream_create(0)
+    out = np.zeros((250, 64), F4)
+    device.launch(lambda: seen.fill(7), ordinal=0, stream=stream, ticks=60)
+    download(address, F4, out, DEVICE, stream)
+    assert set(out.ravel().tolist()) == {7.0}
+
+
+def test_many_uploads_in_a_row(device: SimulatedRuntime) -> None:
+    """Chunks of moves that returned are not filled again before the device has read them."""
+    stream = device.stream_create(0)
+    places = [on_device(device, (64, 64)) for _ in range(60)]
+    buffer = np.empty((64, 64), F4)
+    for number, (address, _) in enumerate(places):
+        buffer.fill(number)
+        upload(buffer, address, F4, DEVICE, stream)
+    device.stream_synchronize(stream, 0)
+    assert [set(seen.ravel().tolist()) for _, seen in places] == [{float(number)} for number in range(60)]
+
+
+def test_pinned_memory_is_moved_as_it_lies(device: SimulatedRuntime) -> None:
+    """No chunk is taken; the source may be overwritten on return, and a Transfer tells when the target is filled."""
+    arena = default_arena()
+    source, out = arena.empty((64, 64), F4), arena.empty((64, 64), F4)
+    source.fill(3)
+    address, seen = on_device(device, source.shape)
+    live = arena.stats().live
+    upload(source, address, F4, DEVICE, 1)
+    source.fill(4)
+    moved = start_download(address, F4, out, DEVICE, 1)
+    assert arena.stats().live == live
+    moved.wait()
+    assert (set(seen.ravel().tolist()), set(out.ravel().tolist()), moved.done()) == ({3.0}, {3.0}, True)
+    assert moved.result() is out
+
+
+def test_early_return_into_pageable_memory(device: SimulatedRuntime, spread: None) -> None:
+    """A thread fills the memory with what the stream held at the call, whatever is queued there later."""
+    address, seen = on_device(device, (250, 64))
+    stream, out = device.stream_create(0), np.zeros((250, 64), F4)
+    device.launch(lambda: seen.fill(7), ordinal=0, stream=stream, ticks=60)
+    moved = start_download(address, F4, out, DEVICE, stream, early=True)
+    assert moved.result() is out
+    assert set(out.ravel().tolist()) == {7.0}
+
+
+# Bounds, errors, progress --------------------------------------------------------------------------
+def test_pinned_use_is_bounded(device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move of many times the reserve, and eight at once, pin no more than the staging limit."""
+    arena = default_arena()
+    source = numbers((8192, 1024))
+    address, seen = on_device(device, source.shape)
+    in_use: list[int] = []
+    take = PinnedArena.block
+
+    def block(self: PinnedArena, nbytes: int) -> Block:
+        found = take(self, nbytes)
+        stats = self.stats()
+        in_use.append(stats.live + stats.pending)
+        return found
+
+    monkeypatch.setattr(PinnedArena, "block", block)
+
+    def there_and_back() -> None:
+        out = np.empty((500, 64), F4)
+        place, _ = on_device(device, out.shape)
+        for number in range(3):
+            upload(np.full_like(out, number), place, F4, DEVICE, device.stream_create(0))
+            device.quiesce()
+            download(place, F4, out, DEVICE, device.stream_create(0))
+            assert set(out.ravel().tolist()) == {float(number)}
+
+    upload(source, address, F4, DEVICE, 1)
+    failures: list[BaseException] = []
+    threads = [threading.Thread(target=copy_context().run, args=(caught(there_and_back, failures),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    device.quiesce()
+    assert failures == []
+    assert np.array_equal(seen, source)
+    stats = arena.stats()
+    assert (stats.live, stats.pending) == (0, 0)
+    assert 0 < max(in_use) <= staging_of(arena).limit
+
+
+def caught(work: Callable[[], None], failures: list[BaseException]) -> Callable[[], None]:
+    """The call, its failure put into the list."""
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    return run
+
+
+@pytest.mark.parametrize("call", ["copy", "record", "synchronize"])
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_an_error_in_the_middle(device: SimulatedRuntime, spread: None, call: str, direction: str) -> None:
+    """It names array, device and byte; no block is lost, no thread hangs, and the next move is right."""
+    values = numbers((250, 64))
+    address, seen = on_device(device, values.shape)
+    stream = device.stream_create(0)
+    upload(np.zeros_like(values), address, F4, DEVICE, stream)  # the arena tries its memory at its first block
+    device.fail(call, DeviceUnavailableError("the cable is out"), after=1)
+    move = (
+        (lambda a: upload(a, address, F4, DEVICE, stream))
+        if direction == "up"
+        else (lambda a: download(address, F4, a, DEVICE, stream))
+    )
+    with pytest.raises(
+        DeviceUnavailableError, match=r"float32 \(250, 64\).*ext:0.*byte \d+ of 64000: the cable is out"
+    ):
+        move(values.copy())
+    device.quiesce()
+    stats = default_arena().stats()
+    assert (stats.live, stats.pending) == (0, 0)
+    upload(values, address, F4, DEVICE, stream)
+    device.stream_synchronize(stream, 0)
+    assert seen.tolist() == values.tolist()
+
+
+def test_progress(device: SimulatedRuntime, spread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long moves tell bytes done and bytes in all, ascending, last that all is done; short ones tell nothing."""
+    values = numbers((250, 64))
+    address, _ = on_device(device, values.shape)
+    told: list[tuple[int, int]] = []
+    with report_progress(lambda done, total: told.append((done, total))):
+        upload(values, address, F4, DEVICE, 1)
+        assert told == []
+        monkeypatch.setattr("matrix_interop.transfer.progress._LONG", 1)
+        upload(values, address, F4, DEVICE, 1)
+    assert told[-1] == (64000, 64000)
+    assert told == sorted(told)
+    assert len(told) > 1
+
+
+def test_what_progress_raises_ends_the_move(device: SimulatedRuntime, spread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's own exception comes out as it is."""
+    monkeypatch.setattr("matrix_interop.transfer.progress._LONG", 1)
+    values = numbers((250, 64))
+    address, _ = on_device(device, values.shape)
+
+    def stop(done: int, total: int) -> None:
+        raise ArithmeticError("enough")
+
+    with report_progress(stop), pytest.raises(ArithmeticError, match="enough"):
+        upload(values, address, F4, DEVICE, 1)
+    device.quiesce()
+    assert default_arena().stats().live == 0
+
+
+def test_an_arena_of_few_bytes(device: SimulatedRuntime) -> None:
+    """Chunks shrink with the arena."""
+    values = numbers((3000, 64))
+    address, seen = on_device(device, values.shape)
+    with use_arena(PinnedArena(1 << 16, runtime=device, upstream="host_alloc", decay_s=None)) as arena:
+        upload(values, address, F4, DEVICE, 1)
+        device.quiesce()
+        assert arena.stats().peak_reserved <= 1 << 16
+    assert np.array_equal(seen, values)
+
+
+def test_an_arena_of_another_runtime(device: SimulatedRuntime) -> None:
+    """Chunks of an arena that does not know the device wait on the host, before they are filled again."""
+    stream = device.stream_create(0)
+    places = [on_device(device, (64, 64)) for _ in range(6)]
+    buffer = np.empty((64, 64), F4)
+    with use_arena(PinnedArena(1 << 20, runtime=None, decay_s=None)):
+        for number, (address, _) in enumerate(places):
+            buffer.fill(number)
+            upload(buffer, address, F4, DEVICE, stream)
+    device.stream_synchronize(stream, 0)
+    assert [set(seen.ravel().tolist()) for _, seen in places] == [{float(number)} for number in range(6)]

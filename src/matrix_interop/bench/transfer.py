@@ -8,6 +8,7 @@ limit (ordinary memory, whose pages fault for the first time).
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ __all__ = ["cases", "main"]
 
 _SHAPE: Final = (16384, 2048)
 _LARGE: Final = 8
+_REST_S: Final = 0.02
 _Ways = dict[str, tuple[str, Callable[[], Any]] | Call]
 
 
@@ -33,6 +35,7 @@ def cases(bus: Bus, scale: float = 1.0) -> Iterator[Case]:
     small = _values(rows)
     yield _to_device(bus, small, 0.88)
     yield _to_host_out(bus, small)
+    yield _after_a_rest(bus, small)
     yield from _to_host_fresh(bus, small)
     yield _columns(bus, small)
     yield _rows_of_columns(bus, small)
@@ -96,6 +99,27 @@ def _to_host_out(bus: Bus, a: np.ndarray) -> Case:
         c = there.to_tensor("cupy")
         ways["cupy"] = "c.get(out=out)", lambda: c.get(out=out)
     return case(bus, f"to_host(out= ordinary array), {_size(a)}", ways, a.nbytes, at_least(0.85))
+
+
+def _after_a_rest(bus: Bus, a: np.ndarray) -> Case:
+    """The processors sleep between two calls, as in a program that moves something now and then."""
+    m = from_tensor(a)
+    there = m.to_device(bus.device)
+    ways: _Ways = {
+        "ours": (
+            "to_device(), to_host() and 2 x 20 ms of rest",
+            lambda: _rested(lambda: m.to_device(bus.device), there),
+        ),
+        "rest": ("2 x 20 ms of rest", lambda: _rested(lambda: there, None)),
+    }
+    return case(bus, f"there and back after a rest, {_size(a)} (subtract the rest)", ways, 2 * a.nbytes)
+
+
+def _rested(send: Callable[[], Matrix], there: Matrix | None) -> Matrix:
+    time.sleep(_REST_S)
+    sent = send()
+    time.sleep(_REST_S)
+    return sent if there is None else there.to_host()
 
 
 def _to_host_fresh(bus: Bus, a: np.ndarray) -> Iterator[Case]:

@@ -32,12 +32,12 @@ from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
 from matrix_interop.transfer.settings import Engine, Setting, engine_of_lanes, engine_of_packing, engine_of_torch
 from matrix_interop.transfer.staging import staging_of
-from matrix_interop.transfer.streams import side_stream
+from matrix_interop.transfer.streams import follow, side_stream
 
 __all__ = ["download", "start_download", "upload"]
 
-#: The per-thread default stream: only the thread that named it can use it.
-_PER_THREAD: Final = 2
+#: Streams up to this one are names. Each call that uses one looks it up, and the per-thread one is another elsewhere.
+_LAST_NAMED: Final = 2
 #: Moves of at most so many bytes are one chunk, filled by the thread that asks.
 _SMALL: Final = 1 << 20
 #: From so many bytes on, several threads are faster than one.
@@ -237,15 +237,26 @@ class _Move:
         if setting is None:
             setting = setting_for(self._choose_engine(), self.device.type, self.nbytes, partial(_trial, self))
         self._caller = threading.get_ident()
+        named = self.stream
+        if named > _LAST_NAMED:
+            self._spread(work, setting)
+        else:
+            with side_stream(self.runtime, self.ordinal, named) as self.stream:
+                try:
+                    self._spread(work, setting)
+                finally:  # whoever takes the memory next, after an error too, does so after what is under way
+                    follow(self.runtime, self.ordinal, named, self.stream)
+        if self.report is not None:
+            self.report(self.nbytes, self.nbytes)
+
+    def _spread(self, work: Callable[[np.ndarray, int, int, int], None], setting: Setting) -> None:
         chunk = staging_of(self.arena).largest(min(setting.chunk_bytes, self.nbytes))
-        lanes = min(setting.lanes, -(-self.nbytes // chunk)) if self.stream != _PER_THREAD else 1
+        lanes = min(setting.lanes, -(-self.nbytes // chunk))
         if lanes == 1:
             work(self.array, 0, chunk, setting.in_flight)
         else:
             pieces = spans(self.array, self.dtype.itemsize, lanes)
             CREW.run([partial(work, span, offset, chunk, setting.in_flight) for span, offset in pieces])
-        if self.report is not None:
-            self.report(self.nbytes, self.nbytes)
 
     def _choose_engine(self) -> Engine:
         """How values are copied: sets `copy`."""
@@ -282,9 +293,11 @@ class _Move:
 
     def count(self, nbytes: int) -> None:
         """So many bytes more have been handed on."""
+        if self.report is None:
+            return
         with self._lock:
             self._moved += nbytes
-        if self.report is not None and self._moved < self.nbytes and threading.get_ident() == self._caller:
+        if self._moved < self.nbytes and threading.get_ident() == self._caller:
             self.report(self._moved, self.nbytes)
 
     def explained(self, error: BaseException, place: int) -> BaseException:

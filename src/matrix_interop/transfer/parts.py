@@ -1,6 +1,8 @@
 """Cutting an array into parts that follow each other once it is packed: small ones first and last.
 
-The bus idles while the first part is packed, and the processor while the last one crosses; so both are small.
+The bus idles while the first part is packed, and the processor while the last one crosses; so both are small.  A part
+must not take longer to pack than the one before takes to cross: packing is little faster than the bus, so parts grow
+by half.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import numpy as np
 
 __all__ = ["cut", "spans"]
 
-#: The first part is this share of the largest one, but at least so many bytes.
-_FIRST_SHARE: Final = 8
+#: The first part is this fraction of the largest one, but at least so many bytes.
+_FIRST: Final = 4
 _LEAST: Final = 256 << 10
 _PAGE: Final = 4096
 
@@ -38,12 +40,12 @@ def cut(array: np.ndarray, itemsize: int, largest: int) -> Iterator[tuple[np.nda
 
 
 class _Ramp:
-    """Sizes that double from the first up to the largest, and halve towards the end."""
+    """Sizes that grow from the first up to the largest, and halve towards the end."""
 
     def __init__(self, total: int, largest: int) -> None:
         self._left = total
         self._largest = largest
-        self._least = min(largest, max(largest // _FIRST_SHARE, _LEAST))
+        self._least = min(largest, max(largest // _FIRST, _LEAST))
         self._up = self._least
 
     def size(self) -> int:
@@ -52,7 +54,7 @@ class _Ramp:
 
     def took(self, nbytes: int) -> None:
         self._left -= nbytes
-        self._up = min(2 * self._up, self._largest)
+        self._up = min(self._up * 3 // 2, self._largest)
 
 
 def _cut(array: np.ndarray, itemsize: int, ramp: _Ramp, offset: int) -> Iterator[tuple[np.ndarray, int]]:

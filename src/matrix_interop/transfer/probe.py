@@ -19,15 +19,16 @@ from matrix_interop.transfer.settings import Engine, Setting, changed, processor
 __all__ = ["PROBED_BYTES", "Trial", "cache_file", "setting_for"]
 
 #: Moves from this size on are worth a probe, which moves as many bytes a few times.
-PROBED_BYTES: Final = 64 << 20
-_ROUNDS: Final = 4
+PROBED_BYTES: Final = 128 << 20
+_ROUNDS: Final = 3
 #: A candidate must be faster by so much than the default: anything less is noise.
 _GAIN: Final = 0.05
 
 #: Gives a function that moves `PROBED_BYTES` by a setting and tells the seconds.
 Trial = Callable[[], AbstractContextManager[Callable[[Setting], float]]]
 
-_found: dict[str, Setting] = {}
+#: (engine, device) -> setting, in this process.
+_found: dict[tuple[str, str], Setting] = {}
 _lock = threading.Lock()
 
 
@@ -39,16 +40,21 @@ def setting_for(engine: Engine, device: str, nbytes: int, trial: Trial) -> Setti
     by_hand = changed(engine.default)
     if by_hand is not None:
         return by_hand
-    key = f"{engine.name} {device} {processors()} x {platform.processor() or platform.machine()}"
-    found = _found.get(key) or (_recall(key) if nbytes >= PROBED_BYTES else None)
+    found = _found.get((engine.name, device))
     if found is not None:
         return found
-    if nbytes < PROBED_BYTES or not _lock.acquire(blocking=False):  # a probe beside another move finds nonsense
+    if nbytes < PROBED_BYTES:
+        return engine.default
+    key = f"{engine.name}, {device}, {processors()} x {platform.processor() or platform.machine()}"
+    found = _recall(key)
+    if found is not None:
+        return _found.setdefault((engine.name, device), found)
+    if not _lock.acquire(blocking=False):  # a probe beside another move finds nonsense
         return engine.default
     try:
         with trial() as measure:
             found = _best(engine, measure)
-        _found[key] = found
+        _found[engine.name, device] = found
         _remember(key, found)
     finally:
         _lock.release()
@@ -80,10 +86,9 @@ def _kept() -> dict[str, Any]:
 
 def _recall(key: str) -> Setting | None:
     try:
-        setting = Setting(**_kept()[key])
+        return Setting(**_kept()[key])
     except (KeyError, TypeError, ValueError):
         return None
-    return _found.setdefault(key, setting)
 
 
 def _remember(key: str, setting: Setting) -> None:

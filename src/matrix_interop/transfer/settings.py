@@ -67,11 +67,10 @@ def engine_of_torch() -> Engine:
 def engine_of_lanes() -> Engine:
     """Lanes that keep their part of the array: handing chunks from thread to thread costs more than the copies."""
     count = processors()
-    default = Setting(min(8, count), 4 * _MIB, 2)
-    more = ((4, 8), (8, 2), (16, 2))
-    return Engine(
-        "lanes", default, (default, *(Setting(lanes, size * _MIB, 2) for lanes, size in more if lanes <= count))
-    )
+    default = Setting(min(8, count), 8 * _MIB, 1)
+    more = ((4, 8, 2), (6, 5, 2), (8, 4, 2), (10, 6, 1), (16, 4, 1))
+    others = (Setting(lanes, size * _MIB, in_flight) for lanes, size, in_flight in more if lanes <= count)
+    return Engine("lanes", default, (default, *others))
 
 
 @cache
