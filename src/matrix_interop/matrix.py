@@ -89,13 +89,13 @@ class Matrix:
         stay as they are.  Raises `UnsupportedLayoutError` for another rank, `UnsupportedTensorError` where
         there is no plain memory, `CopyRequiredError`, `UnsupportedDtypeError`, `UnknownFrameworkError`.
         """
-        view = x._view if isinstance(x, Matrix) else read(x, fill)
+        view = read(x, fill)
         if view.ndim != 2:
             view = as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
             device = CPU if cls is HostMatrix else device_meant(view, None)
-        plain = framework is None and dtype is None and order is None and copy is None
-        if not plain or view.pending is not None or (device is not None and as_device(device) != view.device):
+        plain = framework is dtype is order is copy is None and view.pending is None
+        if not plain or (device is not None and as_device(device) != view.device):
             view = converted(view, device, framework, dtype, order, copy, stream)
         elif isinstance(x, Matrix):
             return x
