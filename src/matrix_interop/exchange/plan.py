@@ -101,15 +101,7 @@ def decide(
     place = view.device if place is None else place
     wanted = header.dtype if dtype is None else as_dtype(dtype).newbyteorder("=")
     own = view.framework == target.name and view.native is not None  # its tensor is there, so nothing is in its way
-    if not own or wanted != header.dtype:
-        why_not = target.refusal(wanted)
-        if why_not is not None:
-            raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {wanted}: {why_not}")
-    if order is not None:
-        require_order(order)
-        if target.only_order not in (None, order):
-            msg = f"{target.name} tensors have order {target.only_order!r} only: leave order={order!r} out"
-            raise UnsupportedLayoutError(msg)
+    _require_fit(view, target, None if own and wanted == header.dtype else wanted, order)
     found: list[tuple[Reason, str]] = []
     if view.pending is not None:
         found.append((Reason.PENDING, view.pending.text))
@@ -148,6 +140,20 @@ def decide(
     if not allowed and (copy is False or copies_forbidden()):
         refuse(plan, "copy=False" if copy is False else "forbid_copies()")
     return plan
+
+
+def _require_fit(view: TensorView, target: Framework, dtype: np.dtype[Any] | None, order: Any) -> None:
+    """Raise where no tensor of the target has this rank, ``dtype`` (None: its own tensor is there) or ``order``."""
+    if view.ndim < target.least_ndim:
+        raise UnsupportedLayoutError(f"{target.name} has no scalars like {describe(view)}: reshape it to (1,)")
+    why_not = None if dtype is None else target.refusal(dtype)
+    if why_not is not None:
+        raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {dtype}: {why_not}")
+    if order is not None:
+        require_order(order)
+        if target.only_order not in (None, order):
+            msg = f"{target.name} tensors have order {target.only_order!r} only: leave order={order!r} out"
+            raise UnsupportedLayoutError(msg)
 
 
 def _copies(

@@ -34,6 +34,7 @@ class ArrowFramework(Framework):
 
     name = "pyarrow"
     only_order = "C"
+    least_ndim = 1
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, pa.Array | pa.ChunkedArray | pa.Tensor | pa.Table | pa.RecordBatch)
@@ -100,7 +101,6 @@ class ArrowFramework(Framework):
         return f"arrow has no {dtype}: ask for dtype='float32'"
 
     def obstacle(self, header: np.ndarray, *, share_readonly: bool = False) -> Obstacle | None:
-        _require_axis(header)
         if not header.dtype.isnative:
             return Obstacle(Reason.BYTE_ORDER, f"arrow has no {header.dtype.byteorder}-endian numbers")
         if not header.flags.c_contiguous:
@@ -110,7 +110,6 @@ class ArrowFramework(Framework):
         return None
 
     def wrap(self, header: np.ndarray) -> Any:
-        _require_axis(header)
         array = pa.Array.from_buffers(_NUMBERS[header.dtype], header.size, [None, pa.py_buffer(header)])
         for axis in range(header.ndim - 1, 0, -1):
             width = header.shape[axis]
@@ -137,13 +136,6 @@ class ArrowFramework(Framework):
             fits = not isinstance(native, pa.Tensor) and key.step in (None, 1)
             return native[key] if fits else None
         return native[key].values if pa.types.is_fixed_size_list(native.type) else None
-
-
-def _require_axis(header: np.ndarray) -> None:
-    if header.ndim == 0:
-        raise UnsupportedLayoutError(
-            f"arrow arrays have at least one axis; this is a scalar of dtype {header.dtype}: reshape it to (1,)"
-        )
 
 
 def _element(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:

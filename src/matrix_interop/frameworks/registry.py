@@ -50,6 +50,8 @@ class Framework(ABC):
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
     #: The only memory order it can describe, or None where it describes strides.
     only_order: ClassVar[str | None] = None
+    #: The fewest axes that its tensors have.
+    least_ndim: ClassVar[int] = 0
     #: True where its tensors can be copied and computed with on a device.
     computes: ClassVar[bool] = True
     #: True where `wrap_device` itself waits for the data, on a stream that only the framework knows.
