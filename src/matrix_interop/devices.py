@@ -45,25 +45,23 @@ class Device(str):
     The host is "cpu", whatever its pages are; every other device carries its index ("cuda:0").
     """
 
-    __slots__ = ("index", "type")
+    __slots__ = ("dlpack", "index", "type")
     type: str
+    #: (device type code, device id) as ``__dlpack_device__`` gives them.
+    dlpack: tuple[int, int]
     index: int  # type: ignore[assignment]  # hides str.index: nobody looks for text inside a device
 
     def __new__(cls, type: str, index: int = 0) -> Self:
         self = super().__new__(cls, type if type == "cpu" else f"{type}:{index}")
         self.type = type
         self.index = index
+        self.dlpack = DLPACK_CODES[type], index
         return self
 
     @property
     def is_host(self) -> bool:
         """True for memory that the CPU addresses."""
         return self.type == "cpu"
-
-    @property
-    def dlpack(self) -> tuple[int, int]:
-        """(device type code, device id) as ``__dlpack_device__`` gives them."""
-        return DLPACK_CODES[self.type], self.index
 
     def __reduce__(self) -> tuple[Any, ...]:
         return as_device, (str(self),)  # the host stays one object

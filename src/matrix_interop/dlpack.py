@@ -72,6 +72,8 @@ class _Versioned(ctypes.Structure):
 
 #: Bytes before the tensor in the versioned form.
 _VERSIONED_HEAD: Final = _Versioned.tensor.offset
+#: Bytes of a tensor before its device.
+_DEVICE_AT: Final = _Tensor.device.offset
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype = ctypes.c_void_p
@@ -254,7 +256,7 @@ def header_of(
 
     Nothing is read.  The caller vouches for address and extent.
     """
-    if strides is not None and not readonly and min(strides, default=0) >= 0:
+    if strides is not None and not readonly and (not strides or min(strides) >= 0):
         memory = _Bytes.from_address(address)
         memory.owner = owner
         return np.ndarray(shape, dtype, memory, 0, strides)
@@ -292,11 +294,11 @@ def capsule_of(array: np.ndarray, device: Device, *, max_version: tuple[int, int
             managed.flags |= _IS_COPIED
         if label != array.dtype:
             managed.minor = max(managed.minor, _MINOR_OF_EXTENSIONS)
-    tensor = _Tensor.from_address(address + _VERSIONED_HEAD if versioned else address)
-    place = tensor.device
+    start = address + _VERSIONED_HEAD if versioned else address
+    place = _Device.from_address(start + _DEVICE_AT)
     place.code, place.index = device.dlpack
     if label != array.dtype:
-        tensor.dtype.code = DLPACK_OF_DTYPE[array.dtype][0]
+        _Tensor.from_address(start).dtype.code = DLPACK_OF_DTYPE[array.dtype][0]
     return capsule
 
 

@@ -62,10 +62,11 @@ def _case(source: str, target: str, bare: dict[str, str], base: np.ndarray, modu
     if source == "jax":
         x.block_until_ready()
     names = {**modules, "x": x, "m": from_tensor(x), "from_tensor": from_tensor, "convert": convert}
+    share = ", share_readonly=True" if source == "jax" else ""  # which is what the bare calls do unasked
     ours = {
-        "matrix": f"from_tensor(x).to_tensor({target!r})",
-        "convert": f"convert(x, {target!r})",
-        "second": f"m.to_tensor({target!r})",
+        "matrix": f"from_tensor(x).to_tensor({target!r}{share})",
+        "convert": f"convert(x, {target!r}{share})",
+        "second": f"m.to_tensor({target!r}{share})",
     }
     calls = {name: Call.of(text, names) for name, text in {**ours, **bare}.items()}
     goals = [Goal("matrix", "bare"), Goal("second", "bare")]

@@ -58,6 +58,8 @@ def take(view: TensorView, indices: Any) -> TensorView:
     text = f"take of {wanted.size} rows"
     if not view.device.is_host:
         target, rows = _computable(view)
+        if target.refusal(wanted.dtype) is not None and len(view) < 2**31:  # JAX, where 64-bit types are off
+            wanted = wanted.astype(np.int32)
         where = to_framework(TensorView.of(wanted, "numpy", wanted), target, device=view.device)
         native = target.namespace().take(rows, where, axis=0)
         record_copy(wanted.size * header.shape[1] * header.itemsize, Reason.REQUESTED, text)

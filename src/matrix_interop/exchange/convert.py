@@ -82,7 +82,7 @@ def quickly(view: TensorView, which: Any, share_readonly: bool, stream: Any) -> 
         return None
     if view.device is CPU:
         return target.quick(view.header, share_readonly)
-    if view.device.type in target.device_types and target.fits(view):
+    if view.device.type in target.device_types and target.fits(view, share_readonly):
         return share(view, target, stream)
     return None
 
@@ -158,7 +158,7 @@ def to_framework(
             native = target.quick(view.header, share_readonly)
             if native is not None:
                 return native
-        elif target.fits(view):
+        elif target.fits(view, share_readonly):
             return share(view, target, stream)
     made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)
     return carry_out(view, target, made, stream)

@@ -70,14 +70,15 @@ class CupyFramework(Framework):
     def wrap(self, header: np.ndarray) -> cupy.ndarray:
         raise DeviceUnavailableError("cupy has no arrays on the host")
 
-    def fits(self, view: TensorView) -> bool:
+    def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
         # What other frameworks hand over is aligned; objects known by protocol only may bring anything.
-        if view.dtype in _PLAIN and type(view) is DeviceView and not view.readonly:
+        if type(view) is DeviceView and view.dtype in _PLAIN and (share_readonly or not view.readonly):
             return True
-        return super().fits(view)
+        return super().fits(view, share_readonly)
 
     def wrap_device(self, view: TensorView) -> cupy.ndarray:
-        memory = _UnownedMemory(view.pointer, view.nbytes, view, view.device.index)
+        # CuPy asks for the size of the memory and checks nothing by it.
+        memory = _UnownedMemory(view.pointer, 1, view, view.device.index)
         return _ndarray(view.shape, view.dtype, _MemoryPointer(memory, 0), view.strides)
 
     def alias(self, native: cupy.ndarray) -> cupy.ndarray:

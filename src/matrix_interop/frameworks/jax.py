@@ -102,7 +102,9 @@ class JaxFramework(Framework):
                 pass
             else:
                 strides = _row_strides(x.shape, x.dtype.itemsize)
-                return DeviceView.of_tensor(x, "jax", device, address, x.shape, strides, x.dtype, stream=_NO_ORDER)
+                return DeviceView.of_tensor(
+                    x, "jax", device, address, x.shape, strides, x.dtype, readonly=True, stream=_NO_ORDER
+                )
         # JAX shows no streams. Its own export makes the array ready on one that is named: the legacy default stream.
         header = Capsule(x.__dlpack__(stream=LEGACY), f"jax {x.dtype} {x.shape}").header()
         return TensorView.of(header, "jax", x, device, stream=LEGACY)

@@ -106,9 +106,9 @@ class Framework(ABC):
         return np
 
     # Devices: the host needs none of these -----------------------------------------------------
-    def fits(self, view: TensorView) -> bool:
+    def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
         """True where nothing is in the way of sharing device memory; False where something may be: no reasons asked."""
-        return self.refusal(view.dtype) is None and self.obstacle(view.header) is None
+        return self.refusal(view.dtype) is None and not self.obstacle(view.header, share_readonly=share_readonly)
 
     def wrap_device(self, view: TensorView) -> Any:
         """A tensor over the device memory of ``view``, which it keeps. Called only where `obstacle` found none."""

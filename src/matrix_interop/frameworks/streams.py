@@ -95,7 +95,9 @@ def share(view: TensorView, target: Framework, stream: Any = None) -> Any:
         return target.alias(view.native)
     if not target.orders_itself:
         consumer = target.current_stream(view.device) if stream is None else handle_of(stream)
-        order_streams(view, producer_stream(view), consumer)
+        producer = producer_stream(view)
+        if producer != consumer:
+            order_streams(view, producer, consumer)
     return target.wrap_device(view)
 
 

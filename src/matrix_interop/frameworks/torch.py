@@ -9,8 +9,9 @@ read-only and misaligned memory.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -32,15 +33,15 @@ _NUMPY_OF_TORCH: Final = {kind: dtype for dtype, kind in _TORCH_OF_NUMPY.items()
 _WHOLE_NUMBER: Final = {1: torch.int8, 2: torch.int16}  # what carries an extension type of that size into NumPy
 _Tensor: Final = torch.Tensor
 _from_numpy: Final = torch.from_numpy
-_strided: Final = torch.strided
 _view_of: Final = TensorView.of
 _device_view: Final = DeviceView.of_tensor
+_LEGACY: Final = 1
 #: Code of CUDA devices in DLPack.
 _CUDA: Final = 2
 #: The C importer behind `torch.from_dlpack`: it takes the capsule as it is and orders nothing, which is done before.
 #: Missing from builds without CUDA. torch.cuda.current_stream() builds an object, twenty times slower.
 _current_stream: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_from_capsule: Final = torch.utils.dlpack.from_dlpack
+_from_capsule: Final[Any] = getattr(torch._C, "_from_dlpack", torch.utils.dlpack.from_dlpack)
 
 
 class TorchFramework(Framework):
@@ -62,7 +63,7 @@ class TorchFramework(Framework):
                 if not header.flags.c_contiguous and 0 in header.strides:  # expand(): entries share memory
                     header.flags.writeable = False
                 return _view_of(header, "torch", x)
-        elif type(x) is _Tensor and x.is_cuda and x.layout is _strided:
+        elif type(x) is _Tensor and x.is_cuda:
             view = _cuda_view(x)
             if view is not None:
                 return view
@@ -154,18 +155,22 @@ class TorchFramework(Framework):
         tensor = torch.from_numpy(plain)
         return tensor if label == dtype else tensor.view(_TORCH_OF_NUMPY[dtype])
 
-    def fits(self, view: TensorView) -> bool:
+    def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
         # What other frameworks hand over is aligned; objects known by protocol only may bring anything.
-        if view.dtype in _TORCH_OF_NUMPY and type(view) is DeviceView and not view.readonly:
-            return min(view.strides, default=0) >= 0
-        return super().fits(view)
+        if type(view) is DeviceView and view.dtype in _TORCH_OF_NUMPY and (share_readonly or not view.readonly):
+            strides = view.strides
+            return not strides or min(strides) >= 0
+        return super().fits(view, share_readonly)
 
-    def wrap_device(self, view: TensorView) -> torch.Tensor:
-        header = view.header
-        if min(header.strides, default=0) < 0:  # on an axis where no stride counts; torch would end the process
-            strides = tuple(abs(step) for step in header.strides)
-            header = header_of(view.pointer, header.shape, strides, header.dtype, readonly=False, owner=header)
-        return _from_capsule(capsule_of(header, view.device, max_version=None if header.flags.writeable else (1, 0)))
+    def wrap_device(self, view: TensorView) -> Any:
+        strides = view.strides
+        if view.readonly or (strides and min(strides) < 0):
+            # share_readonly, or a stride on an axis where none counts, at which torch would end the process
+            strides = tuple([abs(step) for step in strides])
+            header = header_of(view.pointer, view.shape, strides, view.dtype, readonly=False, owner=view)
+        else:
+            header = view.header
+        return _from_capsule(capsule_of(header, view.device, max_version=None))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         flags = header.flags
@@ -204,7 +209,7 @@ class TorchFramework(Framework):
     def current_stream(self, device: Device) -> int:
         if device.type != "cuda":
             return super().current_stream(device)
-        return _current_stream(device.index) or 1
+        return _current_stream(device.index) or _LEGACY
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> torch.Tensor:
         return torch.empty(shape, dtype=_TORCH_OF_NUMPY[dtype], device=_torch_device(device))
@@ -218,8 +223,7 @@ class TorchFramework(Framework):
         return torch.empty(reversed_.shape, dtype=kind, device=native.device).copy_(reversed_).permute(axes)
 
     def keep_until(self, native: torch.Tensor, stream: int, device: Device) -> None:
-        external: Any = torch.cuda.ExternalStream  # untyped in torch
-        native.record_stream(external(stream, device=_torch_device(device)))
+        native.record_stream(_stream(stream, device))
 
 
 def _cuda_view(x: torch.Tensor) -> DeviceView | None:
@@ -230,11 +234,18 @@ def _cuda_view(x: torch.Tensor) -> DeviceView | None:
     try:
         address, size = x.data_ptr(), dtype.itemsize
         strides = tuple([step * size for step in x.stride()])
-    except RuntimeError:  # nested tensors, and those of a torch.func transform
+    except RuntimeError:  # sparse and nested tensors, and those of a torch.func transform
         return None
     if not address or 0 in strides:  # empty, or entries share memory
         return None
     return _device_view(x, "torch", device_of_dlpack(_CUDA, x.get_device()), address, x.shape, strides, dtype)
+
+
+@lru_cache(maxsize=64)
+def _stream(handle: int, device: Device) -> Any:
+    """torch's object for a stream; making one takes 5 us. The legacy default stream is none of the external ones."""
+    place, cuda = _torch_device(device), cast(Any, torch.cuda)  # untyped in torch
+    return cuda.default_stream(place) if handle == _LEGACY else cuda.ExternalStream(handle, device=place)
 
 
 def _torch_device(device: Device) -> torch.device:
