@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
 @pytest.fixture(params=SPREADS, ids=["one lane", "three lanes"])
 def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Moves of any size are cut and spread."""
-    monkeypatch.setattr("matrix_interop.transfer.lanes._SMALL", 0)
+    monkeypatch.setattr("matrix_interop.transfer.lanes._SMALL", 4096)
     with transfer_setting(**request.param):
         yield
 
@@ -256,7 +256,9 @@ def test_progress(device: SimulatedRuntime, spread: None, monkeypatch: pytest.Mo
     assert len(told) > 1
 
 
-def test_what_progress_raises_ends_the_move(device: SimulatedRuntime, spread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_progress_raises_ends_the_move(
+    device: SimulatedRuntime, spread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The caller's own exception comes out as it is."""
     monkeypatch.setattr("matrix_interop.transfer.progress._LONG", 1)
     values = numbers((250, 64))

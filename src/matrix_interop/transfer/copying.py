@@ -24,8 +24,9 @@ _ALONE: Final = 1 << 20
 _CARRIERS: Final = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 _INTEGERS: Final = frozenset(np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "?"))
 _FLOATS: Final = frozenset(np.dtype(name) for name in ("f4", "f8"))
-#: Columns and rows of a tile of a transposed copy: two of them fit into a core's own cache.
-_TILE: Final = 256
+#: Rows and columns of a tile of a transposed copy. Smaller ones fit into nearer caches, but take the interpreter lock
+#: more often, which threads then wait for.
+_TILE: Final = (256, 2048)
 #: Items between the rows of the buffer and its columns, so that they do not all fall on the same cache lines.
 _GAP: Final = 16
 
@@ -102,11 +103,11 @@ def _runs_across(out: np.ndarray, values: np.ndarray) -> bool:
 
 def _transpose(out: np.ndarray, values: np.ndarray) -> None:
     """By tiles through a small buffer. NumPy's own loop, of strides that are powers of two, takes ten times as long."""
-    rows, columns = out.shape
-    buffer = np.empty((_TILE, _TILE + _GAP), values.dtype)
-    for top in range(0, rows, _TILE):
-        for left in range(0, columns, _TILE):
-            target = out[top : top + _TILE, left : left + _TILE]
+    tall, wide = _TILE
+    buffer = np.empty((min(wide, out.shape[1]), tall + _GAP), values.dtype)
+    for top in range(0, out.shape[0], tall):
+        for left in range(0, out.shape[1], wide):
+            target = out[top : top + tall, left : left + wide]
             tile = buffer[: target.shape[1], : target.shape[0]]
-            np.copyto(tile, values[top : top + _TILE, left : left + _TILE].T)
+            np.copyto(tile, values[top : top + tall, left : left + wide].T)
             np.copyto(target, tile.T, casting="unsafe")

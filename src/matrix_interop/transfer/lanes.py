@@ -30,7 +30,7 @@ from matrix_interop.transfer.files import advised
 from matrix_interop.transfer.parts import cut, spans
 from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
-from matrix_interop.transfer.settings import Engine, Setting, engine_of_lanes, engine_of_packing, engine_of_torch
+from matrix_interop.transfer.settings import Engine, Setting, engine_of_lanes, engine_of_torch
 from matrix_interop.transfer.staging import staging_of
 from matrix_interop.transfer.streams import follow, side_stream
 
@@ -176,6 +176,8 @@ class _Move:
         self._moved = 0
         self._lock = threading.Lock()
         self._caller = 0
+        #: Several lanes share the bus, so that it idles little while each fills its first chunk.
+        self._ramps = True
 
     # Without staging ---------------------------------------------------------------------------
     def needs_no_staging(self) -> bool:
@@ -250,8 +252,9 @@ class _Move:
             self.report(self.nbytes, self.nbytes)
 
     def _spread(self, work: Callable[[np.ndarray, int, int, int], None], setting: Setting) -> None:
-        chunk = staging_of(self.arena).largest(min(setting.chunk_bytes, self.nbytes))
-        lanes = min(setting.lanes, -(-self.nbytes // chunk))
+        lanes = min(setting.lanes, -(-self.nbytes // _SMALL))
+        chunk = staging_of(self.arena).largest(min(setting.chunk_bytes, -(-self.nbytes // lanes)))
+        self._ramps = lanes == 1
         if lanes == 1:
             work(self.array, 0, chunk, setting.in_flight)
         else:
@@ -263,14 +266,12 @@ class _Move:
         if self.nbytes >= _POOLED and pool_serves(np.empty(0, self.dtype), self.array):
             self.copy = copy_by_torch
             return engine_of_torch()
-        if self.dtype == self.array.dtype and self.array.flags.c_contiguous:
-            return engine_of_lanes()
-        return engine_of_packing()
+        return engine_of_lanes()
 
     def send(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
         """Host to device: fill a chunk, let the device fetch it, fill the next."""
         with _Lane(self, chunk, in_flight, offset) as lane:
-            for part, at in advised(cut(span, self.dtype.itemsize, chunk)):
+            for part, at in advised(cut(span, self.dtype.itemsize, chunk, ramp=self._ramps)):
                 if self.stopped:
                     return
                 lane.place = offset + at
@@ -281,7 +282,7 @@ class _Move:
     def receive(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
         """Device to host: keep the device writing chunks, and empty the oldest meanwhile."""
         with _Lane(self, chunk, in_flight, offset) as lane:
-            for part, at in cut(span, self.dtype.itemsize, chunk):
+            for part, at in cut(span, self.dtype.itemsize, chunk, ramp=self._ramps):
                 if self.stopped:
                     return
                 block = lane.chunk() or lane.emptied()

@@ -31,22 +31,25 @@ def spans(array: np.ndarray, itemsize: int, count: int) -> list[tuple[np.ndarray
     return [(array[edges[at] : edges[at + 1]], edges[at] * row) for at in range(count)]
 
 
-def cut(array: np.ndarray, itemsize: int, largest: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Views of at most ``largest`` bytes as they are packed, items of ``itemsize``, with their offsets in bytes."""
+def cut(array: np.ndarray, itemsize: int, largest: int, *, ramp: bool = True) -> Iterator[tuple[np.ndarray, int]]:
+    """Views of at most ``largest`` bytes as they are packed, items of ``itemsize``, with their offsets in bytes.
+
+    ``ramp``: the first and last ones are smaller.
+    """
     if array.flags.c_contiguous or array.ndim == 0:
         array = array.reshape(-1)
     if array.size:
-        yield from _cut(array, itemsize, _Ramp(array.size * itemsize, largest), 0)
+        least = min(largest, max(largest // _FIRST, _LEAST)) if ramp else largest
+        yield from _cut(array, itemsize, _Ramp(array.size * itemsize, largest, least), 0)
 
 
 class _Ramp:
     """Sizes that grow from the first up to the largest, and halve towards the end."""
 
-    def __init__(self, total: int, largest: int) -> None:
+    def __init__(self, total: int, largest: int, least: int) -> None:
         self._left = total
         self._largest = largest
-        self._least = min(largest, max(largest // _FIRST, _LEAST))
-        self._up = self._least
+        self._least = self._up = least
 
     def size(self) -> int:
         half = max(self._left // 2 // _PAGE * _PAGE, self._least)

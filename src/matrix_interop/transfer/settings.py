@@ -15,7 +15,6 @@ __all__ = [
     "Setting",
     "changed",
     "engine_of_lanes",
-    "engine_of_packing",
     "engine_of_torch",
     "processors",
     "transfer_setting",
@@ -65,19 +64,16 @@ def engine_of_torch() -> Engine:
 
 @cache
 def engine_of_lanes() -> Engine:
-    """Lanes that keep their part of the array: handing chunks from thread to thread costs more than the copies."""
+    """Lanes that keep their part of the array: handing chunks from thread to thread costs more than the copies.
+
+    Each time a lane takes the interpreter lock from another, that one has to wake up first: about 50 us measured on
+    a virtual machine. So few large chunks are better than many in flight.
+    """
     count = processors()
     default = Setting(min(8, count), 8 * _MIB, 1)
-    more = ((4, 8, 2), (6, 5, 2), (8, 4, 2), (10, 6, 1), (16, 4, 1))
+    more = ((4, 8, 2), (5, 12, 1), (6, 10, 1), (8, 4, 2), (10, 6, 1))
     others = (Setting(lanes, size * _MIB, in_flight) for lanes, size, in_flight in more if lanes <= count)
     return Engine("lanes", default, (default, *others))
-
-
-@cache
-def engine_of_packing() -> Engine:
-    """Lanes for values that are converted or gathered on the way, where a thread does a fraction of a plain copy."""
-    default = Setting(min(16, processors()), 2 * _MIB, 2)
-    return Engine("packing", default, (default,))
 
 
 _VARIABLE: Final = "MATRIX_INTEROP_TRANSFER"
