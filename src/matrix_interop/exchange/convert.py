@@ -12,7 +12,7 @@ from matrix_interop.exchange.plan import CopyPlan, Order, decide
 from matrix_interop.frameworks.registry import Framework, framework, loaded_framework, read
 from matrix_interop.frameworks.streams import share
 from matrix_interop.memory.host import aligned_empty
-from matrix_interop.runtime import get_runtime
+from matrix_interop.runtime import get_runtime, is_served
 from matrix_interop.tracking import record_copy
 from matrix_interop.view import TensorView
 
@@ -129,7 +129,8 @@ def place_of(view: TensorView, target: Framework, device: Any) -> Device:
         current = target.current_device()
         place = current if current.type == place.type else place
     if place not in (seen := target.devices()):
-        get_runtime(place.type)  # it may know why
+        if is_served(place.type):
+            get_runtime(place.type)  # it may know why
         raise DeviceUnavailableError(f"there is no device {place}: {target.name} sees {', '.join(seen) or 'none'} here")
     return place
 

@@ -21,7 +21,7 @@ from matrix_interop.frameworks.streams import (
 )
 from matrix_interop.memory import default_arena
 from matrix_interop.memory.host import aligned_empty
-from matrix_interop.runtime import get_runtime
+from matrix_interop.runtime import get_runtime, is_served
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
 from matrix_interop.transfer.lanes import start_download, upload
@@ -113,6 +113,10 @@ def to_memory(view: TensorView, target: Framework, made: CopyPlan) -> TensorView
     """The values of ``view`` in new memory of another device, owned by ``target`` and ready on its current stream."""
     device, flipped = made.device, made.order == "F"
     source = _on_the_way(view, made)
+    if view.device.is_host and not is_served(device.type):
+        native = target.from_host(source.header.astype(made.dtype, order=made.order, copy=False), device)
+        _count(made)
+        return target.view(native)
     native = target.empty(made.shape[::-1] if flipped else made.shape, made.dtype, device)
     raw = target.view(native)
     stream = target.current_stream(device)
@@ -184,6 +188,11 @@ def start_fetch(
         fresh = default_arena().result(rows, dtype) if pinned else aligned_empty(rows, dtype)
         out = fresh.T if flipped else fresh
     dense = _on_the_way(view, made)
+    if not is_served(dense.device.type):
+        source = framework(dense.framework)
+        np.copyto(out, source.to_host(_readable(dense, source)), casting="unsafe")
+        _count(made)
+        return Transfer(out)
     queue = _queue_of(dense)
     if stream is not None and (named := handle_of(stream)) != NO_ORDER:
         order_streams(dense, queue, named)

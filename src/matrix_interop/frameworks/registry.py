@@ -130,6 +130,14 @@ class Framework(ABC):
         """New uninitialised device memory of its own allocator, dense rows, on its current stream."""
         raise DeviceUnavailableError(f"{self.name} allocates no memory on {device}")
 
+    def from_host(self, array: np.ndarray, device: Device) -> Any:
+        """A copy of host values in device memory, done on return: asked for only where no runtime serves the device."""
+        raise DeviceUnavailableError(f"no runtime serves {device}, and {self.name} copies nothing there by itself")
+
+    def to_host(self, native: Any) -> np.ndarray:
+        """A host copy of a device tensor, done on return: asked for only where no runtime serves the device."""
+        raise DeviceUnavailableError(f"no runtime serves this device, and {self.name} copies nothing to the host")
+
     def written(self, native: Any, stream: int, device: Device) -> Any:
         """The tensor to hand out for memory of `empty` that was written on ``stream``, its current one."""
         return native
@@ -342,7 +350,10 @@ def device_framework(device_type: str) -> Framework:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkInfo:
-    """One line of `frameworks()`."""
+    """One line of `frameworks`. ``loaded``: imported in this process; ``devices``: known only then.
+
+    ``problem``: why it does not work although it is installed, else None.
+    """
 
     name: str
     version: str | None

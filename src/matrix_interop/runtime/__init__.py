@@ -12,7 +12,7 @@ from matrix_interop.runtime.base import Pointer, Runtime, VirtualMemory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Pointer", "Runtime", "VirtualMemory", "get_runtime", "register_runtime", "running_runtimes"]
+__all__ = ["Pointer", "Runtime", "VirtualMemory", "get_runtime", "is_served", "register_runtime", "running_runtimes"]
 
 #: Device type -> module with a function ``load() -> Runtime``.
 _MODULES: Final = {"cuda": "matrix_interop.runtime.cuda"}
@@ -30,6 +30,11 @@ def get_runtime(device_type: str) -> Runtime:
     Raises `DeviceUnavailableError` when no runtime serves the type, or when its driver, library or devices are absent.
     """
     return _loaded.get(device_type) or _load(device_type)
+
+
+def is_served(device_type: str) -> bool:
+    """True where a runtime is known for the type, whether it starts or not; elsewhere frameworks copy by themselves."""
+    return device_type in _MODULES or device_type in _loaders
 
 
 def running_runtimes() -> tuple[Runtime, ...]:
