@@ -127,7 +127,7 @@ class Matrix:
     ) -> Matrix:
         """A matrix of uninitialised memory of its own, aligned to 256 bytes. ``shape`` (n, d).
 
-        ``pinned``: page-locked where a device is present, else ordinary memory (`pinned` tells which).
+        ``pinned``: pinned memory where a device is present, else ordinary (`pinned` tells which).
         """
         lengths = tuple(operator.index(n) for n in shape)
         if len(lengths) != 2 or min(lengths) < 0:
@@ -214,7 +214,7 @@ class Matrix:
 
     @property
     def pinned(self) -> bool:
-        """True for page-locked host memory; False on a device."""
+        """True for pinned, that is page-locked, host memory; False on a device."""
         return False
 
     @property
@@ -430,9 +430,9 @@ class Matrix:
 
         A host matrix is returned itself, or copied for ``copy=True``.  ``out``: any writable host tensor of this shape,
         which is filled in its own dtype and becomes the result's memory.  Without it a device matrix goes to new memory
-        over NumPy: page-locked while the arena has room for results, else (or with ``pinned=False``) ordinary.
+        over NumPy: pinned while the arena has room for results, else (or with ``pinned=False``) ordinary.
         ``stream``: read the device on that stream instead of the current one.  ``non_blocking`` returns early where the
-        memory to be filled is page-locked; matrix and transfer keep all of it alive.
+        memory to be filled is pinned; matrix and transfer keep all of it alive.
 
         Raises `CopyRequiredError` for ``copy=False`` and for read-only ``out``, `UnsupportedLayoutError` for another
         shape.
@@ -482,7 +482,7 @@ class HostMatrix(Matrix):
 
     @property
     def pinned(self) -> bool:
-        """True for page-locked memory: of our arenas by its block, of others by asking a driver that is in use."""
+        """True for pinned memory: of our arenas by its block, of others by asking a driver that is in use."""
         header = self._view.header
         if is_pinned(header):
             return True
@@ -496,14 +496,14 @@ class HostMatrix(Matrix):
             return False
 
     def pin(self) -> HostMatrix:
-        """A copy in page-locked memory of the default arena; itself where it is pinned, or no device is present."""
+        """A copy in pinned memory of the default arena; itself where it is pinned already, or no device is present."""
         if self.pinned:
             return self
         fresh = default_arena().empty(self.shape, self.dtype.newbyteorder("="))
         if not is_pinned(fresh):
             return self
         copy_to(fresh, self._view)
-        record_copy(fresh.nbytes, Reason.REQUESTED, "copied into page-locked memory")
+        record_copy(fresh.nbytes, Reason.REQUESTED, "copied into pinned memory")
         return cast("HostMatrix", _wrap(TensorView.of(fresh, self._view.framework)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -536,7 +536,7 @@ class DeviceMatrix(Matrix):
         return moved if non_blocking else moved.result()
 
     def pin(self) -> DeviceMatrix:
-        """This matrix: only host memory is page-locked."""
+        """This matrix: only host memory is pinned."""
         return self
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -38,7 +38,7 @@ Rows = range | np.ndarray
 class RowReader:
     """The rows of a matrix as read-only 1-D arrays in host memory; made by `Matrix.rows`. Can be iterated many times.
 
-    Rows of a host matrix are views of it.  Those of a device matrix lie in page-locked blocks that are read ahead: do
+    Rows of a host matrix are views of it.  Those of a device matrix lie in pinned blocks that are read ahead: do
     not write the matrix meanwhile.  A row that you keep stays right, and keeps the block that it lies in; while all
     blocks are kept, further rows come in ordinary memory.  Each iteration has blocks of its own.
     """
