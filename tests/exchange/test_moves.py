@@ -20,6 +20,7 @@ from matrix_interop import (
     track_copies,
 )
 from matrix_interop.memory import default_arena
+from matrix_interop.view import TensorView
 from simulated import lateframe
 from simulated.adapter import StrictFramework, exchange_on, strict_stream
 from simulated.runtime import SimulatedRuntime
@@ -232,6 +233,7 @@ def test_peer_copy(device: SimulatedRuntime, layout: str, framework: str) -> Non
         x = late(numbers(), ordinal=0)
         lateframe.fill_late(lateframe.empty(cut(numbers()).shape, device=1), 7)  # its memory comes next, used late
         moved = from_tensor(cut(x)).to_device("ext:1", framework=framework)
+        device.stream_synchronize(lateframe.current_stream(0), 0)  # the source's side may well be done first
         lateframe.fill_late(x, -1)
         del x
         assert (moved.device, moved.framework) == ("ext:1", framework)
@@ -380,6 +382,22 @@ def test_fortran_order_on_a_device(device: SimulatedRuntime) -> None:
     host = m.to_host()
     assert (host.order, np.array_equal(host.array, numbers())) == ("F", True)
     assert host.to_device("ext:1", framework="lateframe").order == "F"
+
+
+@layouts
+def test_memory_whose_producer_named_a_stream(device: SimulatedRuntime, layout: str) -> None:
+    """What an object known by protocol wrote on its own stream is waited for, whoever reads, copies or packs it."""
+    cut = LAYOUTS["stepped" if layout in {"columns", "columns backwards", "both"} else layout]
+
+    def matrix() -> Any:
+        view = TensorView(late(numbers()))
+        named = TensorView.of(view.header, "strictframe", None, view.device, stream=lateframe.current_stream())
+        m = from_tensor(named)
+        return m.T if layout == "transposed" else cut(m)
+
+    assert np.array_equal(matrix().to_host().array, cut(numbers()))
+    assert np.array_equal(matrix().to_tensor("strictframe").numpy(), cut(numbers()))
+    assert np.array_equal(matrix().to_device("ext:1").array.numpy(), cut(numbers()))
 
 
 # Plans ---------------------------------------------------------------------------------------------------
