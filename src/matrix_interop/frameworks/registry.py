@@ -278,9 +278,10 @@ def _is_installed(name: str) -> bool:
     if name in _registered or name in sys.modules:
         return True
     try:
-        return _spec(name) is not None
+        spec = _spec(name)
     except (ImportError, ValueError):
         return False
+    return spec is not None and spec.origin is not None  # a mere folder of that name is none
 
 
 def _spec(name: str) -> ModuleSpec | None:
