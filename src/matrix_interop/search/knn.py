@@ -7,16 +7,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from matrix_interop.devices import as_device
-from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.matrix import from_tensor
+from matrix_interop.search.device.search import device_of_search, search_on_device
 from matrix_interop.search.engines import engine_for
 from matrix_interop.search.exact import widened
 from matrix_interop.search.merge import Best
 from matrix_interop.search.metrics import distances_of, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
 from matrix_interop.search.screen import Screen
-from matrix_interop.search.sources import blocks_of, host_array, is_short_float, require_columns, require_numbers
+from matrix_interop.search.sources import (
+    blocks_of,
+    host_array,
+    is_short_float,
+    is_source,
+    require_columns,
+    require_numbers,
+)
 
 __all__ = ["knn"]
 
@@ -38,7 +44,8 @@ def knn(
 
     ``queries`` (q, d): anything `from_tensor` takes.  ``base`` (n, d): the same, or a row source such as
     `open_rows` gives, or a list, tuple or iterator of blocks (b, d).  It is read once, in order, ``block``
-    rows at a time (None: 64 MiB of float32), so it may be larger than memory.
+    rows at a time (None: 64 MiB of float32; on a device all that is there, and from the host 32 to 256 MiB, the next
+    block read and sent during the search), so it may be larger than memory.
 
     ``metric``: "sqeuclidean" (sum of squared differences), "euclidean" (its root), "cosine" (1 - cos, in
     [0, 2]; a zero vector is at distance 1 from everything), "inner_product" (largest first).
@@ -50,22 +57,29 @@ def knn(
     ``k`` larger than n leaves the last places empty: id -1, distance +inf (products: -inf).  A row or query
     with NaN or infinity has no neighbours and is none.
 
-    ``engine``: "faiss", "numpy", "torch" or "jax" finds the candidates; None: FAISS where it is installed, else
-    NumPy.  It changes how long a search takes, not what it finds.  ``device``: None or "cpu".
+    ``device``: where to search; None: where the queries are, else where the base is.  Results live with the queries,
+    on a device in its stream order, in their framework.
+
+    ``engine``: on the host "faiss", "numpy", "torch" or "jax" finds the candidates; None: FAISS where it is installed,
+    else NumPy.  On a device "torch" or "jax"; None: torch for its own memory, CuPy's and what comes from the host, JAX
+    for its own, else the array API of who owns the memory.  It changes how long a search takes, not what it finds.
+    While torch searches on a device, the process multiplies float32 there at full precision, without TF32.
 
     Raises ValueError for ``k`` < 1, an unknown metric or engine; `UnsupportedLayoutError` where the
-    numbers of columns differ; `UnsupportedDtypeError` for complex numbers and integers beyond 2**53.
+    numbers of columns differ; `UnsupportedDtypeError` for complex numbers and integers beyond 2**53;
+    `DeviceUnavailableError`.
     """
     kind = kind_of(metric)
     k = operator.index(k)
     if k < 1:
         msg = f"k={k}: ask for at least one neighbour"
         raise ValueError(msg)
-    if device is not None and not as_device(device).is_host:
-        msg = f"no engine searches on {as_device(device)} in this version: leave device out, or write 'cpu'"
-        raise DeviceUnavailableError(msg)
-    chosen = engine_for(engine)
     asked = from_tensor(queries)
+    base = base if is_source(base) else from_tensor(base)
+    place = device_of_search(asked, base, device, engine)
+    if place is not None:
+        return search_on_device(asked, base, k, metric=metric, block=block, device=place, engine=engine)
+    chosen = engine_for(engine)
     rows = host_array(asked)
     require_numbers("queries", rows)
     usable = _finite(rows)

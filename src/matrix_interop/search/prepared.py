@@ -9,10 +9,10 @@ import numpy as np
 from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind, dot, unit
 
-__all__ = ["LARGE", "PreparedBlock"]
+__all__ = ["LARGE", "SAMPLE", "PreparedBlock", "placement"]
 
 #: Rows sampled for centre and size; their median is not led astray by a few wild rows.
-_SAMPLE: Final = 128
+SAMPLE: Final = 128
 #: The rows are centred where the squared norm of their centre is this many times their squared spread.
 _FAR: Final = 4.0
 #: They are scaled where their size is beyond two to this power, up or down.
@@ -34,7 +34,7 @@ class PreparedBlock:
     def __init__(self, kind: Kind, rows: np.ndarray) -> None:
         self.kind = kind
         with np.errstate(all="ignore"):
-            self.centre, self.scale = _placement(kind, rows)
+            self.centre, self.scale = placement(kind, rows)
             if kind != "cosine" and self.centre is None and self.scale == 1.0:
                 self.y = np.require(rows, np.float32, ["C", "A"])
             else:
@@ -89,9 +89,9 @@ class PreparedBlock:
         return float(np.sqrt(float(norms.max()) * (1 + rows.shape[1] * 2.0**-23)))
 
 
-def _placement(kind: Kind, rows: np.ndarray) -> tuple[np.ndarray | None, float]:
+def placement(kind: Kind, rows: np.ndarray) -> tuple[np.ndarray | None, float]:
     """Centre and scale of a block, from a sample; any choice is right, a good one makes float32 go further."""
-    sample = widened(rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.intp)])
+    sample = widened(rows[np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(np.intp)])
     sample = sample[np.isfinite(sample).all(axis=1)]
     if not len(sample):
         return None, 1.0

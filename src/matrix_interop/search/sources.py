@@ -12,7 +12,7 @@ from matrix_interop.dtypes import is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.matrix import HostMatrix, Matrix, from_tensor
 
-__all__ = ["blocks_of", "host_array", "is_short_float", "require_columns", "require_numbers"]
+__all__ = ["blocks_of", "host_array", "is_short_float", "is_source", "require_columns", "require_numbers"]
 
 #: Bytes of one block, counted as float32, where the caller does not say.
 _BLOCK_BYTES: Final = 64 << 20
@@ -35,7 +35,7 @@ def blocks_of(base: Any, block: int | None = None) -> Iterator[np.ndarray]:
         raise ValueError(msg)
     if isinstance(base, Matrix):
         yield from _cut(base, block)
-    elif hasattr(base, "read") and hasattr(base, "blocks") and hasattr(base, "shape"):
+    elif _reads(base):
         for part in base.blocks(block or _rows_of(base.shape[1])):
             yield from _cut(from_tensor(part), block)
         if not len(base):
@@ -45,6 +45,15 @@ def blocks_of(base: Any, block: int | None = None) -> Iterator[np.ndarray]:
             yield from _cut(from_tensor(part), block)
     else:
         yield from _cut(from_tensor(base), block)
+
+
+def is_source(base: Any) -> bool:
+    """True for what gives its rows block by block and is no tensor: a row source, or blocks."""
+    return not isinstance(base, Matrix) and (_reads(base) or _are_blocks(base))
+
+
+def _reads(base: Any) -> bool:
+    return hasattr(base, "read") and hasattr(base, "blocks") and hasattr(base, "shape")
 
 
 def _are_blocks(base: Any) -> bool:

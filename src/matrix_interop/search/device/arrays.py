@@ -1,0 +1,91 @@
+"""What a search asks of a framework on a device: its array-API namespace, and a few operations that it lacks.
+
+The candidates' scores may be rounded as `matrix_interop.search.engines.Engine` promises.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any, Final
+
+import numpy as np
+
+from matrix_interop.devices import Device
+from matrix_interop.exchange.convert import convert
+from matrix_interop.frameworks.registry import Framework
+from matrix_interop.frameworks.registry import framework as framework_of
+from matrix_interop.runtime import get_runtime
+
+__all__ = ["Arrays", "arrays_of"]
+
+#: Where a framework has better than the array API.
+_TABLE: Final[dict[str, str]] = {
+    "torch": "matrix_interop.search.device.torch:TorchArrays",
+    "jax": "matrix_interop.search.device.jax:JaxArrays",
+}
+
+
+class Arrays:
+    """Operations of one framework on one device, on its current stream."""
+
+    #: Unit roundoff of `scores`.
+    roundoff = 2.0**-24
+
+    def __init__(self, framework: Framework, device: Device) -> None:
+        self.framework = framework
+        self.device = device
+        self.xp: Any = framework.namespace()
+
+    def context(self) -> AbstractContextManager[object]:
+        """What has to be in force while a search runs."""
+        return nullcontext()
+
+    def array(self, values: np.ndarray) -> Any:
+        """A copy of host values on the device."""
+        return convert(values, self.framework.name, device=self.device, copy=True)
+
+    def host(self, x: Any) -> np.ndarray:
+        """The values on the host, once they are there."""
+        return np.asarray(convert(x, "numpy"))
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
+        """An array of one value."""
+        return self.array(np.full(shape, value, dtype))
+
+    def arange(self, start: int, stop: int) -> Any:
+        """Whole numbers (stop - start,), int64."""
+        return self.array(np.arange(start, stop))
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        """The array in another type; itself if it has that."""
+        return self.xp.astype(x, getattr(self.xp, dtype), copy=False)
+
+    def rows(self, x: Any, numbers: Any) -> Any:
+        """``x[numbers]``, for whole numbers (m,) on the device that are in range."""
+        return self.xp.take(x, numbers, axis=0)
+
+    def squared_norms(self, y: Any) -> Any:
+        """(n,) of float32 rows, with an error of at most d + 3 roundings."""
+        return self.xp.sum(y * y, axis=1)
+
+    def scores(self, x: Any, y: Any, offset: Any) -> Any:
+        """``x @ y.T + offset`` (q, n), or without the offset where it is None; all float32, at full precision."""
+        products = self.xp.matmul(x, y.T)
+        return products if offset is None else products + offset
+
+    def top(self, scores: Any, k: int) -> tuple[Any, Any]:
+        """The k smallest of each row (q, n), ascending, and their places; NaN counts as largest."""
+        places = self.xp.argsort(scores, axis=1, stable=True)[:, :k]
+        return self.xp.take_along_axis(scores, places, axis=1), places
+
+    def free_bytes(self) -> int:
+        """Memory of the device that a search may count on."""
+        return get_runtime(self.device.type).memory_info(self.device.index)[0]
+
+
+def arrays_of(name: str, device: Device) -> Arrays:
+    """The operations of the framework ``name`` on ``device``."""
+    place, _, made = _TABLE.get(name, "matrix_interop.search.device.arrays:Arrays").partition(":")
+    found: Arrays = getattr(import_module(place), made)(framework_of(name), device)
+    return found

@@ -1,0 +1,91 @@
+"""The running answer on a device: the k best keys of each query so far."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from matrix_interop.search.device.arrays import Arrays
+
+__all__ = ["Best", "smallest"]
+
+_LAST: Final = np.iinfo(np.int64).max
+#: Below this many scores in a group, choosing groups first saves nothing.
+_LEAST: Final = 8
+_MOST: Final = 256
+
+
+class Best:
+    """``keys`` (q, k) float64 and ``ids`` (q, k) int64, sorted by (key, id); missing entries are (+inf, -1)."""
+
+    __slots__ = ("arrays", "ids", "keys")
+
+    def __init__(self, arrays: Arrays, keys: Any, ids: Any) -> None:
+        self.arrays = arrays
+        self.keys = keys
+        self.ids = ids
+
+    @classmethod
+    def empty(cls, arrays: Arrays, queries: int, k: int) -> Best:
+        """No neighbours yet."""
+        return cls(arrays, arrays.full((queries, k), np.inf, "float64"), arrays.full((queries, k), -1, "int64"))
+
+    def rows(self, numbers: Any) -> Best:
+        """The answers of some queries."""
+        return Best(self.arrays, self.arrays.rows(self.keys, numbers), self.arrays.rows(self.ids, numbers))
+
+    def below(self, other: Best) -> Best:
+        """The queries of both, one after the other."""
+        concat = self.arrays.xp.concat
+        return Best(self.arrays, concat([self.keys, other.keys], axis=0), concat([self.ids, other.ids], axis=0))
+
+    def joined(self, keys: Any, ids: Any) -> Best:
+        """The answer after other neighbours (q, m) joined: nearest first, equal ones by lowest id."""
+        xp, k = self.arrays.xp, self.keys.shape[1]
+        keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
+        # A missing entry comes after rows whose distance overflowed to +inf: those are neighbours.
+        order = xp.argsort(xp.where(ids < 0, _LAST, ids), axis=1, stable=True)
+        keys, ids = xp.take_along_axis(keys, order, axis=1), xp.take_along_axis(ids, order, axis=1)
+        order = xp.argsort(keys, axis=1, stable=True)[:, :k]
+        return Best(self.arrays, xp.take_along_axis(keys, order, axis=1), xp.take_along_axis(ids, order, axis=1))
+
+    def joined_pairs(self, which: Any, keys: Any, ids: Any) -> Best:
+        """The answer after pairs (query ``which[i]``, row ``ids[i]``), sorted by query and id, joined."""
+        arrays, xp, (count, k) = self.arrays, self.arrays.xp, self.keys.shape
+        order = xp.argsort(keys, stable=True)
+        order = arrays.rows(order, xp.argsort(arrays.rows(which, order), stable=True))
+        query = arrays.rows(which, order)
+        numbers = arrays.arange(0, count + 1)
+        first = xp.searchsorted(query, numbers)
+        place = first[:-1, None] + arrays.arange(0, k)[None, :]
+        inside = place < first[1:, None]
+        chosen = arrays.rows(order, xp.reshape(xp.where(inside, place, 0), (-1,)))
+        keys, ids = (xp.reshape(arrays.rows(part, chosen), (count, k)) for part in (keys, ids))
+        return self.joined(xp.where(inside, keys, xp.inf), xp.where(inside, ids, -1))
+
+
+def smallest(arrays: Arrays, scores: Any, k: int) -> tuple[Any, Any]:
+    """The k smallest scores of each row (q, n), ascending, and their places (q, k); k <= n, no score is NaN.
+
+    First the least of each group of neighbouring scores: only the k groups with the smallest ones can hold any of
+    the k smallest.  That reads the scores once, where choosing from all of them reads them several times.
+    """
+    xp, (count, n) = arrays.xp, scores.shape
+    size = 1 << max(0, int(np.sqrt(n / k)).bit_length() - 1)
+    size = min(size, _MOST)
+    groups = n // size
+    if size < _LEAST or groups <= k:
+        return arrays.top(scores, k)
+    whole = groups * size
+    least = xp.min(xp.reshape(scores[:, :whole], (count, groups, size)), axis=2)
+    chosen = arrays.top(least, k)[1]
+    inner = arrays.arange(0, size)
+    places = xp.reshape(chosen[:, :, None] * size + inner, (count, k * size))
+    values = xp.take_along_axis(scores, places, axis=1)
+    if whole < n:  # what is left over is looked at as it is
+        rest = xp.broadcast_to(arrays.arange(whole, n)[None, :], (count, n - whole))
+        places = xp.concat([places, rest], axis=1)
+        values = xp.concat([values, scores[:, whole:]], axis=1)
+    found, where = arrays.top(values, k)
+    return found, xp.take_along_axis(places, where, axis=1)

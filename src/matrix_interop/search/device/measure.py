@@ -1,0 +1,96 @@
+"""Keys of pairs on a device, in float64, as `matrix_interop.search.metrics` defines them.
+
+A sum over the columns adds halves to halves, by operations that treat every entry alike.  So a key depends on its
+query and row only: not on the framework, nor on how many pairs are measured at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from matrix_interop.search.device.arrays import Arrays
+from matrix_interop.search.metrics import Kind
+
+__all__ = ["candidate_keys", "measure", "pair_keys", "total", "unit"]
+
+_U64: Final = 2.0**-53
+#: Entries of float64 rows worked on at once.
+_ENTRIES: Final = 1 << 25
+
+
+def total(xp: Any, x: Any) -> Any:
+    """The sum over the last axis, which is not empty."""
+    while (width := x.shape[-1]) > 1:
+        half = width // 2
+        sums = x[..., :half] + x[..., half : 2 * half]
+        x = sums if width == 2 * half else xp.concat([sums, x[..., 2 * half :]], axis=-1)
+    return x[..., 0]
+
+
+def measure(xp: Any, kind: Kind, q: Any, b: Any) -> Any:
+    """Keys (...) of float64 queries and rows (..., d) that broadcast against each other."""
+    if kind == "squared":
+        difference = q - b
+        return total(xp, difference * difference)
+    if kind == "product":
+        return -total(xp, q * b)
+    q, b = _rescaled(xp, q), _rescaled(xp, b)
+    p, n, m = total(xp, q * b), total(xp, q * q), total(xp, b * b)
+    cos = xp.sqrt(p * p / (n * m))
+    cos = xp.where(cos > 1, 1.0, cos)
+    across = b * n[..., None] - q * p[..., None]
+    sin2 = total(xp, across * across) / (n * n * m)
+    sin2 = xp.where(sin2 < ((b.shape[-1] + 8) * _U64) ** 2, 0.0, sin2)
+    key = xp.where(p > 0, sin2 / (1 + cos), 1 + cos)
+    return xp.where((n * m) == 0, 1.0, key)
+
+
+def _rescaled(xp: Any, x: Any) -> Any:
+    """Each row times the power of two that brings its largest entry into [1/2, 1): no mantissa changes."""
+    largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
+    lift = xp.where(largest < 2.0**-500, largest * 0.0 + 2.0**500, 1.0)
+    largest = largest * lift
+    safe = xp.where(largest > 0, largest, 1.0)
+    return x * lift * (xp.frexp(safe)[0] / safe)
+
+
+def unit(xp: Any, rows: Any) -> Any:
+    """Float64 rows divided by their norms; zero rows stay zero."""
+    made = _rescaled(xp, rows)
+    norms = xp.sqrt(xp.sum(made * made, axis=-1, keepdims=True))
+    return made / xp.where(norms > 0, norms, 1.0)
+
+
+def candidate_keys(arrays: Arrays, kind: Kind, queries: Any, rows: Any, places: Any) -> tuple[Any, Any]:
+    """Keys (q, K) of ``rows[places]`` (q, K), and a mask (q, K) of those that are no neighbours: not finite."""
+    xp, width, wanted = arrays.xp, rows.shape[1], places.shape[1]
+    step = max(1, _ENTRIES // max(wanted * width, 1))
+    keys, missing = [], []
+    for start in range(0, places.shape[0], step):
+        some = places[start : start + step, :]
+        taken = arrays.astype(arrays.rows(rows, xp.reshape(some, (-1,))), "float64")
+        b = xp.reshape(taken, (some.shape[0], wanted, width))
+        key = measure(xp, kind, queries[start : start + step, None, :], b)
+        none = xp.isnan(key) | ~xp.all(xp.isfinite(b), axis=2)
+        keys.append(xp.where(none, xp.inf, key))
+        missing.append(none)
+    return _joined(xp, keys), _joined(xp, missing)
+
+
+def pair_keys(arrays: Arrays, kind: Kind, queries: Any, which: Any, rows: Any, place: Any) -> Any:
+    """Keys (p,) of the pairs (``queries[which[i]]``, ``rows[place[i]]``), both float64."""
+    step = max(1, _ENTRIES // max(rows.shape[1], 1))
+    parts = [
+        measure(
+            arrays.xp,
+            kind,
+            arrays.rows(queries, which[start : start + step]),
+            arrays.rows(rows, place[start : start + step]),
+        )
+        for start in range(0, which.shape[0], step)
+    ]
+    return _joined(arrays.xp, parts)
+
+
+def _joined(xp: Any, parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)

@@ -1,0 +1,200 @@
+"""The search on a device: blocks of the base come there, read ahead, and the answer runs along with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, Final
+
+import numpy as np
+
+from matrix_interop.devices import Device, as_device
+from matrix_interop.dtypes import is_extension
+from matrix_interop.errors import UnsupportedDtypeError
+from matrix_interop.exchange.convert import convert
+from matrix_interop.frameworks.registry import device_framework
+from matrix_interop.frameworks.registry import framework as framework_of
+from matrix_interop.matrix import Matrix, from_tensor
+from matrix_interop.rows import blocks_of
+from matrix_interop.search.device.arrays import Arrays, arrays_of
+from matrix_interop.search.device.best import Best
+from matrix_interop.search.device.screen import Queries, Screen
+from matrix_interop.search.metrics import Kind, kind_of
+from matrix_interop.search.result import KnnResult, in_framework_of
+from matrix_interop.search.sources import is_short_float, require_columns
+
+__all__ = ["device_of_search", "search_on_device"]
+
+#: Engines that can search on a device.
+_ENGINES: Final = ("torch", "jax")
+#: Queries searched at once.
+_QUERIES: Final = 4096
+#: Bytes of one tile of scores, and the share of the free memory that it may be; entries that need no asking.
+_TILE: Final = 4 << 30
+_SHARE: Final = 8
+_FEW: Final = 1 << 27
+#: Bytes of a block that is sent to the device: a sixteenth of the base, within these.
+_LEAST: Final = 32 << 20
+_MOST: Final = 256 << 20
+_EXACT: Final = 2**53
+
+
+def device_of_search(queries: Matrix, base: Any, device: Any, engine: str | None) -> Device | None:
+    """Where to search: ``device`` if given, else where the queries are, else the base; None for the host.
+
+    ``base``: a matrix, or what `sources.is_source` accepts.  Engines that know the host only search there.
+    """
+    if device is not None:
+        wanted = as_device(device)
+        if not wanted.is_host and engine not in (None, *_ENGINES):
+            msg = f"engine {engine!r} searches on the host: write one of {', '.join(map(repr, _ENGINES))}, or None"
+            raise ValueError(msg)
+        return None if wanted.is_host else wanted
+    if engine not in (None, *_ENGINES):
+        return None
+    first = from_tensor(base[0]) if isinstance(base, list | tuple) else base  # an iterator is not looked into
+    for m in (queries, first):
+        if isinstance(m, Matrix) and not m.device.is_host:
+            return m.device
+    return None
+
+
+def search_on_device(
+    asked: Matrix, base: Any, k: int, *, metric: str, block: int | None, device: Device, engine: str | None
+) -> KnnResult:
+    """`knn` on ``device``. ``base``: a matrix, or what `sources.is_source` accepts."""
+    kind = kind_of(metric)
+    arrays = arrays_of(_framework(asked, base, device, engine), device)
+    narrow = framework_of(asked.framework).refusal(np.dtype(np.int64)) is not None  # JAX without 64-bit types
+    with arrays.context():
+        queries = _queries(arrays, asked)
+        best, short = _run(arrays, kind, queries, asked, base, k, block)
+        return _result(arrays, asked, queries, best, metric, short=short, narrow=narrow)
+
+
+def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
+    """Who computes: the engine asked for; torch for its own memory and CuPy's; else who owns the memory there."""
+    if engine is not None:
+        return engine
+    owners = [m.framework for m in (asked, base) if isinstance(m, Matrix) and m.device == device]
+    name = owners[0] if owners else device_framework(device.type).name
+    shared = device.type == "cuda" and name != "jax" and find_spec("torch") is not None
+    if shared and device in framework_of("torch").devices():
+        return "torch"
+    return name if framework_of(name).computes else device_framework(device.type).name
+
+
+def _queries(arrays: Arrays, asked: Matrix) -> Queries:
+    _require_numbers(arrays, "queries", asked)
+    wide = arrays.astype(_native(arrays, asked), "float64")
+    usable = arrays.xp.all(arrays.xp.isfinite(wide), axis=1)
+    return Queries(arrays.xp.where(usable[:, None], wide, 0.0), usable)
+
+
+def _native(arrays: Arrays, m: Matrix) -> Any:
+    # Nothing here writes to shared memory.
+    return m.to_tensor(arrays.framework.name, device=arrays.device, share_readonly=True)
+
+
+def _run(
+    arrays: Arrays, kind: Kind, queries: Queries, asked: Matrix, base: Any, k: int, block: int | None
+) -> tuple[Best, bool]:
+    """The answer, and whether all numbers were short floats."""
+    count = len(asked)
+    starts = range(0, count, _QUERIES)
+    parts = [_cut(arrays, queries, start) for start in starts]
+    best = [Best.empty(arrays, min(_QUERIES, count - start), k) for start in starts]
+    short, careful, number = is_short_float(asked.dtype), False, 0
+    for m in _blocks(arrays, base, block):
+        require_columns("queries", asked.shape[1], "base", m.shape[1])
+        _require_numbers(arrays, "rows of the base", m)
+        short = short and is_short_float(m.dtype)
+        rows, step = _exact(arrays, _native(arrays, m), m.dtype), _rows_of_tile(arrays, m, min(count, _QUERIES))
+        for start in range(0, len(m) if count else 0, step):
+            part = rows if step >= len(m) else rows[start : start + step, :]
+            screen = Screen(arrays, kind, part, number + start, careful=careful)
+            best = [screen.search(some, before) for some, before in zip(parts, best, strict=True)]
+            careful = screen.careful
+        number += len(m)
+    if not best:
+        return Best.empty(arrays, 0, k), short
+    whole = best[0]
+    for more in best[1:]:
+        whole = whole.below(more)
+    return whole, short
+
+
+def _cut(arrays: Arrays, queries: Queries, start: int) -> Queries:
+    count = queries.wide.shape[0]
+    if count <= _QUERIES:
+        return queries
+    return queries.rows(arrays, arrays.arange(start, min(start + _QUERIES, count)))
+
+
+def _rows_of_tile(arrays: Arrays, m: Matrix, queries: int) -> int:
+    """Rows whose scores, and whose copies in float32, fit a tile: all of them where they can."""
+    across = max(queries, m.shape[1], 1)
+    if len(m) * across <= _FEW:
+        return max(len(m), 1)
+    return max(1, min(_TILE, arrays.free_bytes() // _SHARE) // 4 // across)
+
+
+def _blocks(arrays: Arrays, base: Any, block: int | None) -> Iterator[Matrix]:
+    """Blocks of the base, on the device or on their way there."""
+    if not isinstance(base, Matrix) and not hasattr(base, "read"):
+        for part in base:
+            yield from _blocks(arrays, from_tensor(part), block)
+        return
+    if isinstance(base, Matrix) and (base.device == arrays.device or not len(base)):
+        yield from [base] if block is None else base.blocks(block)
+        return
+    if block is None:
+        width = max(base.shape[1] * np.dtype(base.dtype).itemsize, 1)
+        block = max(1, min(max(len(base) * width // 16, _LEAST), _MOST) // width)
+    if not len(base):
+        yield from_tensor(np.empty(base.shape, base.dtype))
+    yield from blocks_of(base, block, device=arrays.device, framework=arrays.framework.name)
+
+
+def _exact(arrays: Arrays, rows: Any, dtype: np.dtype[Any]) -> Any:
+    """The rows in a type that frameworks index and convert: unsigned integers and 8-bit floats become wider floats."""
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        return arrays.astype(rows, "float32" if dtype.itemsize == 2 else "float64")
+    return arrays.astype(rows, "float32") if is_extension(dtype) and dtype.itemsize == 1 else rows
+
+
+def _require_numbers(arrays: Arrays, what: str, m: Matrix) -> None:
+    """`sources.require_numbers` on the device."""
+    if m.dtype.kind == "c":
+        msg = f"{what} are {m.dtype}: distances are defined for real numbers; pass the real and imaginary parts"
+        raise UnsupportedDtypeError(msg)
+    if m.dtype.kind in "iu" and m.dtype.itemsize == 8 and m.size:
+        whole = arrays.astype(_native(arrays, m), "int64")  # what is beyond int64 becomes negative
+        low, high = (int(arrays.host(found(whole))) for found in (arrays.xp.min, arrays.xp.max))
+        if low < (0 if m.dtype.kind == "u" else -_EXACT) or high > _EXACT:
+            msg = f"{what} are {m.dtype} and reach beyond 2**53, where float64 rounds: subtract an offset"
+            raise UnsupportedDtypeError(msg)
+
+
+def _result(
+    arrays: Arrays, asked: Matrix, queries: Queries, best: Best, metric: str, *, short: bool, narrow: bool
+) -> KnnResult:
+    """Ids, distances and counts, where the queries are and in their framework."""
+    xp, dtype = arrays.xp, "float32" if short else "float64"
+    ids = xp.where(queries.usable[:, None], best.ids, -1)
+    keys = xp.where(queries.usable[:, None], best.keys, xp.inf)
+    if metric == "euclidean":
+        keys = xp.sqrt(keys)
+    elif metric == "inner_product":
+        keys = -keys
+    if asked.device.is_host:
+        with np.errstate(over="ignore", under="ignore"):
+            return in_framework_of(asked, arrays.host(ids), arrays.host(keys).astype(dtype))
+    owner = framework_of(asked.framework)
+    distances = arrays.astype(keys, "float32" if narrow else dtype)
+    whole = "int32" if narrow else "int64"
+    valid = arrays.astype(xp.sum(arrays.astype(ids >= 0, "int64"), axis=1), whole)
+    parts = arrays.astype(ids, whole), distances, valid
+    if owner.name == arrays.framework.name or not owner.computes:
+        return KnnResult(*parts)
+    return KnnResult(*(convert(part, owner.name, device=asked.device) for part in parts))

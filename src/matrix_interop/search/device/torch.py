@@ -1,0 +1,90 @@
+"""PyTorch: GEMM with the offset added on its way out, and `torch.topk`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from matrix_interop.search.device.arrays import Arrays
+
+__all__ = ["TorchArrays"]
+
+_lock = threading.Lock()
+_searching = 0
+_precision = "ieee"
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 while any search runs. The switch is one for the process, so the last search restores it."""
+    global _searching, _precision  # noqa: PLW0603
+    matmul: Any = torch.backends.cuda.matmul
+    name, full = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    with _lock:
+        if not _searching:
+            _precision = getattr(matmul, name)
+            if _precision != full:
+                setattr(matmul, name, full)
+        _searching += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _searching -= 1
+            if not _searching and _precision != full:
+                setattr(matmul, name, _precision)
+
+
+class TorchArrays(Arrays):
+    """Also for CuPy, whose memory torch shares."""
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        with torch.inference_mode(False), torch.no_grad(), _full_precision():
+            yield
+
+    def array(self, values: np.ndarray) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._where)
+
+    def host(self, x: Any) -> np.ndarray:
+        found: np.ndarray = x.cpu().numpy()
+        return found
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
+        return torch.full(shape, value, dtype=getattr(torch, dtype), device=self._where)
+
+    def arange(self, start: int, stop: int) -> Any:
+        return torch.arange(start, stop, device=self._where)
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.to(getattr(torch, dtype))
+
+    def rows(self, x: Any, numbers: Any) -> Any:
+        return x[numbers]
+
+    def squared_norms(self, y: Any) -> Any:
+        return torch.linalg.vector_norm(y, dim=1).square_()  # in one pass, without the matrix of squares
+
+    def scores(self, x: Any, y: Any, offset: Any) -> Any:
+        if len(x) == 1:  # GEMV reads the rows once, at the speed of the memory
+            row = torch.mv(y, x[0]) if offset is None else torch.addmv(offset, y, x[0])
+            return row[None]
+        return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T)
+
+    def top(self, scores: Any, k: int) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = torch.topk(scores, k, dim=1, largest=False)
+        return found
+
+    def free_bytes(self) -> int:
+        free = torch.cuda.mem_get_info(self.device.index)[0]
+        kept = torch.cuda.memory_reserved(self.device.index) - torch.cuda.memory_allocated(self.device.index)
+        return int(free + kept)
+
+    @property
+    def _where(self) -> torch.device:
+        return torch.device("cpu") if self.device.is_host else torch.device(self.device.type, self.device.index)
