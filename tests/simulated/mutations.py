@@ -1,6 +1,6 @@
 """Removes each wait, order and hold of the library in turn, to see whether the device tests notice.
 
-``python tests/simulated/mutations.py`` shows a table; the tests run every line of it.
+``python tests/simulated/mutations.py`` shows a table (of the names given, or all); the tests run every line of it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ TESTS = ("tests/exchange/test_moves.py", "tests/simulated/test_adapter.py", "tes
 EQUIVALENT: dict[str, str] = {}
 
 
-def mutations() -> dict[str, tuple[Path, ast.Expr]]:
+def mutations(package: Path = PACKAGE) -> dict[str, tuple[Path, ast.Expr]]:
     """Every such call by "file:function:call", numbered from the second of a kind in a function on."""
     found: dict[str, tuple[Path, ast.Expr]] = {}
     for file in FILES:
         seen: Counter[str] = Counter()
-        for name, statement in _statements(ast.parse((PACKAGE / file).read_text()), ""):
+        for name, statement in _statements(ast.parse((package / file).read_text()), ""):
             call = statement.value.func  # type: ignore[attr-defined]
             word = call.attr if isinstance(call, ast.Attribute) else call.id
             if word in CALLS:
                 key = f"{file}:{name}:{word}"
                 seen[key] += 1
-                found[key if seen[key] == 1 else f"{key} {seen[key]}"] = PACKAGE / file, statement
+                found[key if seen[key] == 1 else f"{key} {seen[key]}"] = package / file, statement
     return found
 
 
@@ -66,12 +66,11 @@ def _statements(node: ast.AST, name: str) -> list[tuple[str, ast.Expr]]:
 
 def is_noticed(name: str) -> bool:
     """True if a test fails once the call is gone."""
-    path, statement = mutations()[name]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "data"))
         shutil.copytree(PACKAGE / "data", source / "matrix_interop" / "data")
-        changed = source / path.relative_to(SOURCE)
+        changed, statement = mutations(source / "matrix_interop")[name]
         lines = changed.read_text().splitlines(keepends=True)
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         lines[first:last] = [" " * statement.col_offset + "pass\n"]
@@ -101,7 +100,7 @@ def _fails(source: Path, test: str) -> bool:
 
 
 if __name__ == "__main__":
-    for mutation in mutations():
+    for mutation in sys.argv[1:] or mutations():
         verdict = EQUIVALENT.get(mutation) or ("noticed" if is_noticed(mutation) else "NOT NOTICED")
         sys.stdout.write(f"{mutation}: {verdict}\n")
         sys.stdout.flush()
