@@ -6,7 +6,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 import numpy as np
 
@@ -40,16 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceMatrix", "HostMatrix", "Matrix", "from_tensor"]
 
-#: Entries that a computation over all rows holds in temporary memory at a time.
-_BLOCK_ENTRIES: Final = 1 << 20
-
 
 class Matrix:
     """A dense 2-D tensor; a row is one vector. It holds data, never a graph, and wraps the framework's own tensor.
 
     Abstract: every matrix is a `HostMatrix` or a `DeviceMatrix`.
-    Made by `from_tensor`, `from_rows`, `empty`, `open_matrix` or a builder.  Any library that takes
-    arrays takes a matrix: it speaks DLPack, and the array interfaces of where its memory lives.
+    Made by `from_tensor`, `from_rows`, `empty`, `open_matrix` or a builder.  Libraries that take
+    arrays take a matrix: it speaks DLPack, and the array interfaces of where its memory lives.
     There is no ``==``: compare what ``np.asarray(m)`` or ``m.array`` gives.
     """
 
@@ -81,13 +78,14 @@ class Matrix:
 
         ``x`` (n, d): a tensor of any known framework, an object with DLPack, the CUDA array interface,
         the array interface, the buffer protocol or ``__array__``, an Arrow fixed-size list column,
-        nested lists, or a Matrix.  ``framework``, ``device``, ``dtype``, ``order`` convert on the way in.
-        ``copy``: None copies if it must, False never, True always.  ``as_row``: a vector or scalar
-        becomes one row.  ``fill``: value for masked or null entries, which are refused without it.
+        nested lists, or a Matrix (itself).  ``framework``, ``device``, ``dtype``, ``order`` convert on the way in.
+        ``copy``: None copies if it must, False never, True always.  ``stream``: where you will use device
+        data that is converted.  ``as_row``: a vector or scalar becomes one row.  ``fill``: value for masked or
+        null entries, which are refused without it.
 
         Read-only memory stays read-only.  A tensor that requires grad comes in detached; its own flags
         stay as they are.  Raises `UnsupportedLayoutError` for another rank, `UnsupportedTensorError` where
-        there is no plain memory, `CopyRequiredError`, `UnsupportedDtypeError`, `UnknownFrameworkError`.
+        there is no plain memory, `UnknownFrameworkError` for an object without a known protocol, and as `convert`.
         """
         view = read(x, fill)
         if view.ndim != 2:
