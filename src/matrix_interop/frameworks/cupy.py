@@ -21,6 +21,7 @@ from matrix_interop.runtime import get_runtime
 from matrix_interop.view import DeviceView, TensorView
 
 _LEGACY: Final = 1
+_NO_ORDER: Final = -1
 #: Code of CUDA devices in DLPack.
 _CUDA: Final = 2
 #: Types that every CuPy has.
@@ -75,6 +76,9 @@ class CupyFramework(Framework):
         if type(view) is DeviceView and view.dtype in _PLAIN and (share_readonly or not view.readonly):
             return True
         return super().fits(view, share_readonly)
+
+    def capsule(self, native: cupy.ndarray) -> Any:
+        return native.__dlpack__(stream=_NO_ORDER)
 
     def wrap_device(self, view: TensorView) -> cupy.ndarray:
         # CuPy asks for the size of the memory and checks nothing by it.

@@ -22,7 +22,7 @@ from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.dlpack import Capsule, capsule_of, header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
-from matrix_interop.frameworks.registry import Framework, Order
+from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
 from matrix_interop.view import DeviceView, TensorView
 
@@ -41,17 +41,19 @@ _NARROWED: Final = frozenset(np.dtype(kind) for kind in ("i8", "u8", "f8", "c16"
 class _Capsule:
     """What `jax.dlpack.from_dlpack` asks for: it names the stream of its own on which the data must be ready."""
 
-    __slots__ = ("header", "view")
+    __slots__ = ("header", "own", "view")
 
-    def __init__(self, header: np.ndarray, view: TensorView | None = None) -> None:
+    def __init__(self, header: np.ndarray, view: TensorView | None = None, *, own: bool = False) -> None:
         self.header = header
         self.view = view
+        self.own = own
 
     def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
         if self.view is None:
             return capsule_of(self.header, CPU, max_version=None)
         self.view.frameworks.make_ready(self.view, stream)
-        return capsule_of(self.header, self.view.device, max_version=None)
+        own = own_capsule(self.view) if self.own else None
+        return capsule_of(self.header, self.view.device, max_version=None) if own is None else own
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CPU.dlpack if self.view is None else self.view.device.dlpack
@@ -137,8 +139,22 @@ class JaxFramework(Framework):
     def wrap(self, header: np.ndarray) -> Any:
         return _from_dlpack(_Capsule(_as_jax_wants(header)))
 
+    def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
+        # What is plainly dense needs no look at strides one by one.
+        if type(view) is DeviceView and view.dtype in _EXPORTED and not _is_cut(view.dtype):
+            dense = view.strides == _row_strides(view.shape, view.dtype.itemsize)
+            if dense and 0 not in view.shape and not view.pointer % _ALIGNMENT:
+                return True
+        return super().fits(view, share_readonly)
+
     def wrap_device(self, view: TensorView) -> Any:
-        return _from_dlpack(_Capsule(_as_jax_wants(view.header), view))
+        header = _as_jax_wants(view.header)
+        if header is view.header:
+            try:
+                return _from_dlpack(_Capsule(header, view, own=True))
+            except (RuntimeError, TypeError, ValueError):  # JAX takes managed memory only under another label
+                pass
+        return _from_dlpack(_Capsule(header, view))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         # What is plainly dense goes to JAX as it is, without looking at strides one by one.

@@ -110,6 +110,10 @@ class Framework(ABC):
         """True where nothing is in the way of sharing device memory; False where something may be: no reasons asked."""
         return self.refusal(view.dtype) is None and not self.obstacle(view.header, share_readonly=share_readonly)
 
+    def capsule(self, native: Any) -> Any:
+        """Its own DLPack capsule of a device tensor as it lies, nothing waited for; None where it has no cheap one."""
+        return None
+
     def wrap_device(self, view: TensorView) -> Any:
         """A tensor over the device memory of ``view``, which it keeps. Called only where `obstacle` found none."""
         raise DeviceUnavailableError(f"{self.name} has no tensors on {view.device}")
@@ -329,6 +333,15 @@ def _find(x: Any) -> Framework:
             _by_type.clear()
         _by_type[type(x)] = adapter
         return adapter
+
+
+def own_capsule(view: TensorView) -> Any:
+    """The capsule that the framework of a device view makes of its tensor, for a consumer that orders it; else None.
+
+    NumPy's, of the view's header, costs 1.5 us more, and JAX 12: its deleter needs the interpreter's lock.
+    """
+    native = view.native
+    return None if native is None else framework(view.framework).capsule(native)
 
 
 def device_framework(device_type: str) -> Framework:

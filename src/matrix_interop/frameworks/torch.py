@@ -21,7 +21,7 @@ from matrix_interop.devices import CPU, Device, as_device, device_of_dlpack
 from matrix_interop.dlpack import capsule_of, header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier, is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
-from matrix_interop.frameworks.registry import Framework, Order
+from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
 from matrix_interop.view import DeviceView, Pending, TensorView
 
@@ -41,6 +41,7 @@ _CUDA: Final = 2
 #: The C importer behind `torch.from_dlpack`: it takes the capsule as it is and orders nothing, which is done before.
 #: Missing from builds without CUDA. torch.cuda.current_stream() builds an object, twenty times slower.
 _current_stream: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_to_capsule: Final = cast(Any, torch.utils.dlpack).to_dlpack
 _from_capsule: Final[Any] = getattr(torch._C, "_from_dlpack", torch.utils.dlpack.from_dlpack)
 
 
@@ -162,10 +163,19 @@ class TorchFramework(Framework):
             return not strides or min(strides) >= 0
         return super().fits(view, share_readonly)
 
+    def capsule(self, native: torch.Tensor) -> Any:
+        return _to_capsule(native)
+
     def wrap_device(self, view: TensorView) -> Any:
         strides = view.strides
-        if view.readonly or (strides and min(strides) < 0):
-            # share_readonly, or a stride on an axis where none counts, at which torch would end the process
+        backwards = bool(strides) and min(strides) < 0  # on an axis where no stride counts; torch would end the process
+        own = None if backwards else own_capsule(view)
+        if own is not None:
+            try:
+                return _from_capsule(own)
+            except (BufferError, RuntimeError):  # torch takes managed memory only under another label
+                pass
+        if backwards or view.readonly:
             strides = tuple([abs(step) for step in strides])
             header = header_of(view.pointer, view.shape, strides, view.dtype, readonly=False, owner=view)
         else:
