@@ -31,7 +31,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     runtime = install(request.param)
     with use_arena(PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)):
         yield runtime
-    runtime.close()
 
 
 @pytest.fixture(params=SPREADS, ids=["one lane", "three lanes"])

@@ -1,0 +1,237 @@
+"""`rows` and `blocks`: right on every device and under any delay, ahead of the reader, within bounds."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from matrix_interop import RowReader, from_tensor
+from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.io import open_matrix, open_rows
+from matrix_interop.memory import PinnedArena, default_arena, use_arena
+from matrix_interop.rows import blocks_of
+from simulated import lateframe
+from simulated.adapter import install
+from simulated.runtime import SimulatedRuntime
+
+SELECTIONS = [
+    None,
+    slice(None, None, -1),
+    slice(3, 170, 7),
+    slice(160, 4, -3),
+    slice(5, 5),
+    [3, 3, 199, 0, 57],
+    np.arange(199, -1, -2),
+]
+
+
+@pytest.fixture(params=range(6))
+def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
+    """A fresh device for each seed, and an arena over its pinned memory."""
+    runtime = install(request.param)
+    with use_arena(PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)):
+        yield runtime
+
+
+def numbers(rows: int = 200, columns: int = 16) -> np.ndarray:
+    """Values that are all different."""
+    return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+
+
+def stacked(rows: Any) -> np.ndarray:
+    """All rows copied as they come, each let go before the next."""
+    out = [row.copy() for row in rows]
+    return np.stack(out) if out else np.empty((0, 16), np.float32)
+
+
+# Rows ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("select", SELECTIONS, ids=str)
+def test_rows_of_a_device(device: SimulatedRuntime, select: Any) -> None:
+    """Any selection, in its order, and the same again; also of a matrix of dense columns."""
+    a = numbers()
+    expected = a[slice(None) if select is None else select]
+    for m in (from_tensor(a).to_device("ext:0"), from_tensor(np.asfortranarray(a)).to_device("ext:1")):
+        reader = m.rows(select, block=9)
+        assert (len(reader), reader.shape, reader.dtype) == (len(expected), expected.shape, a.dtype)
+        assert stacked(reader).tolist() == expected.tolist()
+        assert stacked(reader).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("select", SELECTIONS, ids=str)
+def test_rows_of_the_host(select: Any) -> None:
+    """They are read-only views where that is possible."""
+    a = numbers()
+    rows = list(from_tensor(a).rows(select, block=9))
+    assert [row.tolist() for row in rows] == a[slice(None) if select is None else select].tolist()
+    assert all(not row.flags.writeable for row in rows)
+    assert all(np.shares_memory(row, a) == (select is None or isinstance(select, slice)) for row in rows)
+
+
+def test_rows_of_views(device: SimulatedRuntime) -> None:
+    """Slices of rows and transposes are read as what they are."""
+    a = numbers()
+    m = from_tensor(a).to_device("ext:0")
+    assert stacked(m[10:100:3].rows(block=4)).tolist() == a[10:100:3].tolist()
+    assert stacked(m[::-1].rows(block=4)).tolist() == a[::-1].tolist()
+    assert stacked(m.T.rows(block=4)).tolist() == a.T.tolist()
+
+
+def test_kept_rows_stay_right(device: SimulatedRuntime) -> None:
+    """All rows kept, by two readers at once: each is right and read-only, and pinned memory stays within its share."""
+    a = numbers(6000, 64)
+    m = from_tensor(a).to_device("ext:0")
+    device.quiesce()
+    live = default_arena().stats().live
+    first, second = [], []
+    for one, other in zip(m.rows(block=100), m.rows(slice(None, None, -1), block=77), strict=True):
+        first.append(one)
+        second.append(other)
+    assert default_arena().stats().live - live <= 4 << 20  # an arena of 16 MiB gives staging 8, and kept blocks half
+    assert np.array_equal(np.stack(first), a)
+    assert np.array_equal(np.stack(second), a[::-1])
+    assert not first[0].flags.writeable
+    del first, second, one, other
+    gc.collect()
+    device.quiesce()
+    stats = default_arena().stats()
+    assert (stats.live, stats.pending) == (0, 0)
+
+
+def test_a_block_waits_for_copies_from_its_rows(device: SimulatedRuntime) -> None:
+    """Device work that still reads a row when the caller lets go of it sees that row."""
+    a = numbers(400, 64)
+    m = from_tensor(a).to_device("ext:0")
+    side = device.stream_create(0)
+    target = device.device_alloc(a.nbytes, 0)
+    for number, row in enumerate(m.rows(block=5)):
+        device.copy(target + number * 256, row.ctypes.data, 256, ordinal=0, stream=side)
+    del row
+    device.stream_synchronize(side, 0)
+    assert device.array(target, a.shape, a.strides, a.dtype).tolist() == a.tolist()
+
+
+def test_rows_come_after_what_the_matrix_waits_for(device: SimulatedRuntime) -> None:
+    """A slow kernel that the current stream holds at the start is done before its rows come."""
+    x = lateframe.empty((100, 16))
+    m = from_tensor(x)
+    lateframe.fill_late(x, 5)
+    assert {value for row in m.rows(block=9) for value in row.tolist()} == {5.0}
+
+
+def test_a_reader_left_early(device: SimulatedRuntime) -> None:
+    """Nothing is lost, and the matrix may be dropped."""
+    m = from_tensor(numbers()).to_device("ext:0")
+    rows = iter(m.rows(block=9))
+    first = next(rows)
+    rows.close()  # type: ignore[attr-defined]
+    del m
+    assert first.tolist() == numbers()[0].tolist()
+    del first, rows
+    gc.collect()
+    device.quiesce()
+    stats = default_arena().stats()
+    assert (stats.live, stats.pending) == (0, 0)
+
+
+def test_an_error_while_reading(device: SimulatedRuntime) -> None:
+    """It comes out of the iteration, no block is lost, and the next pass is right."""
+    a = numbers()
+    m = from_tensor(a).to_device("ext:0")
+    stacked(m.rows(block=9))
+    device.fail("copy", DeviceUnavailableError("the cable is out"), after=3)
+    with pytest.raises(DeviceUnavailableError, match="the cable is out"):
+        stacked(m.rows(block=9))
+    assert np.array_equal(stacked(m.rows(block=9)), a)
+
+
+def test_refusals() -> None:
+    """Rows that are not there and blocks of nothing are refused at the call."""
+    m = from_tensor(numbers())
+    with pytest.raises(IndexError, match="index 200 at position 1"):
+        m.rows([0, 200])
+    with pytest.raises(ValueError, match="block=0 rows"):
+        m.rows(block=0)
+    with pytest.raises(ValueError, match="block=-1 rows"):
+        m.blocks(-1)
+    assert repr(m.rows()) == "<RowReader of 200 rows of 16 float32 on cpu>"
+    assert isinstance(m.rows(), RowReader)
+
+
+def test_no_entries() -> None:
+    """Rows without entries are still counted, and no rows give none."""
+    assert [row.shape for row in from_tensor(np.empty((3, 0), np.float32)).rows()] == [(0,)] * 3
+    assert list(from_tensor(np.empty((0, 3), np.float32)).rows()) == []
+
+
+# Blocks --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("select", SELECTIONS, ids=str)
+@pytest.mark.parametrize("source", ["host", "ext:0"])
+@pytest.mark.parametrize("target", [None, "cpu", "ext:0", "ext:1"])
+def test_blocks(device: SimulatedRuntime, select: Any, source: str, target: str | None) -> None:
+    """From anywhere to anywhere: the rows in order, 30 at a time, where they were asked for."""
+    a = numbers()
+    m = from_tensor(a) if source == "host" else from_tensor(a).to_device(source)
+    expected = a[slice(None) if select is None else select]
+    blocks = list(m.blocks(30, select=select, device=target))
+    assert [len(block) for block in blocks] == [30] * (len(expected) // 30) + [len(expected) % 30] * (
+        len(expected) % 30 > 0
+    )
+    assert {str(block.device) for block in blocks} <= {target or str(m.device)}
+    got = [np.asarray(block.to_host()) for block in blocks]
+    assert np.array_equal(np.concatenate([expected[:0], *got]), expected)
+
+
+def test_blocks_are_views_where_the_matrix_lies() -> None:
+    """Nothing is copied."""
+    a = numbers()
+    assert all(np.shares_memory(np.asarray(block), a) for block in from_tensor(a).blocks(30))
+
+
+def test_blocks_are_ready_on_the_current_stream(device: SimulatedRuntime) -> None:
+    """Work that the caller queues on a block at once sees its values; blocks may be let go meanwhile."""
+    a = numbers()
+    totals = []
+    for block in from_tensor(a).blocks(30, device="ext:0"):
+        totals.append(lateframe.sum(block.array))
+        del block
+    assert [float(total.numpy()) for total in totals] == [float(a[s : s + 30].sum()) for s in range(0, 200, 30)]
+
+
+def test_blocks_left_early(device: SimulatedRuntime) -> None:
+    """What was on its way is waited for, so that its memory can be given out again."""
+    blocks = from_tensor(numbers()).blocks(30, device="ext:0")
+    next(blocks)
+    blocks.close()  # type: ignore[attr-defined]
+    device.quiesce()
+    stats = default_arena().stats()
+    assert (stats.live, stats.pending) == (0, 0)
+
+
+def test_a_block_that_cannot_be_sent(device: SimulatedRuntime) -> None:
+    """The error of the thread that sends comes out of the iteration."""
+    m = from_tensor(numbers())
+    list(m.blocks(30, device="ext:0"))
+    device.fail("copy", DeviceUnavailableError("the cable is out"), after=2)
+    with pytest.raises(DeviceUnavailableError, match="the cable is out"):
+        list(m.blocks(30, device="ext:0"))
+
+
+@pytest.mark.parametrize("target", [None, "ext:0"])
+def test_blocks_of_a_file(device: SimulatedRuntime, tmp_path: Path, target: str | None) -> None:
+    """A mapped matrix and a row source give the same blocks."""
+    a = numbers()
+    np.save(tmp_path / "a.npy", a)
+    mapped = open_matrix(tmp_path / "a.npy")
+    with open_rows(tmp_path / "a.npy") as source:
+        for select in (None, slice(100, 3, -1), [5, 2, 2]):
+            for blocks in (
+                mapped.blocks(30, select=select, device=target),
+                blocks_of(source, 30, select=select, device=target),
+            ):
+                got = np.concatenate([np.asarray(block.to_host()) for block in blocks])
+                assert np.array_equal(got, a[slice(None) if select is None else select])
