@@ -51,6 +51,16 @@ def read(path: Path) -> np.ndarray:
     return np.fromfile(path, np.uint8, offset=8).reshape(n, d)
 
 
+def real_set(shared_data: Path, name: str) -> tuple[np.ndarray, np.ndarray, Any]:
+    """(base, queries, truth) of a set in `TRUTHS`, or of fashion_mnist."""
+    if name == "fashion_mnist":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(shared_data / name / "fashion-mnist-784-euclidean.hdf5") as file:
+            return file["train"][:], file["test"][:], np.load(shared_data / name / "fashion_mnist_gt.npz")
+    base, queries, truth = TRUTHS[name]
+    return read(shared_data / base), read(shared_data / queries), np.load(shared_data / truth)
+
+
 def same(result: KnnResult, ids: np.ndarray) -> bool:
     """The ids are these, and as many are valid as are not -1."""
     return np.array_equal(result.ids, ids) and np.array_equal(result.valid, (np.asarray(ids) >= 0).sum(axis=1))
@@ -62,16 +72,7 @@ def same(result: KnnResult, ids: np.ndarray) -> bool:
 @pytest.mark.parametrize("name", [*TRUTHS, "fashion_mnist"])
 def test_ground_truth_is_met(shared_data: Path, name: str, metric: str, key: str, engine: str) -> None:
     """Recall 1.0, ties aside, on real data of four kinds; the distances are those of the truth."""
-    if name == "fashion_mnist":
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(shared_data / name / "fashion-mnist-784-euclidean.hdf5") as file:
-            base, queries = file["train"][:], file["test"][:]
-        truth = np.load(shared_data / name / "fashion_mnist_gt.npz")
-    else:
-        base, queries, truth = (
-            read(shared_data / part) if not part.endswith("npz") else np.load(shared_data / part)
-            for part in TRUTHS[name]
-        )
+    base, queries, truth = real_set(shared_data, name)
     found = knn(queries, base, 100, metric=metric, engine=engine)
     assert recall(found.ids, queries, base, metric) == 1.0
     expected = truth["l2_sq" if key == "l2" else key]

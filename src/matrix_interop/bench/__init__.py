@@ -24,6 +24,7 @@ SUITES: Final[dict[str, str]] = {
     "rows": "matrix_interop.bench.rows",
     "builder": "matrix_interop.bench.builder",
     "pinned": "matrix_interop.bench.pinned",
+    "search": "matrix_interop.bench.search",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from matrix_interop.search.index import Index
+from matrix_interop.search.index import HostIndex
 from matrix_interop.search.metrics import unit
 from matrix_interop.search.sources import blocks_of
 
@@ -17,7 +17,7 @@ __all__ = ["FaissIndex"]
 _TRAINING = 65_536
 
 
-class FaissIndex(Index):
+class FaissIndex(HostIndex):
     """``factory``: as in `faiss.index_factory` ("Flat", "IVF1024,Flat", "HNSW32"). ``training``: rows to train on.
 
     Cosine is the inner product of unit vectors, which is what the index keeps.  Ids of the caller's own wrap the

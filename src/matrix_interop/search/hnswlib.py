@@ -7,14 +7,14 @@ from typing import Any, Final
 import hnswlib
 import numpy as np
 
-from matrix_interop.search.index import Index
+from matrix_interop.search.index import HostIndex
 
 __all__ = ["HnswlibIndex"]
 
 _SPACES: Final = {"squared": "l2", "cosine": "cosine", "product": "ip"}
 
 
-class HnswlibIndex(Index):
+class HnswlibIndex(HostIndex):
     """``M``, ``ef_construction``, ``seed``: as in hnswlib. ``ef``: the least number of candidates a search keeps.
 
     With cosine the index keeps unit vectors.  hnswlib gives products as 1 - q.b, so small ones lose digits.

@@ -12,12 +12,12 @@ import numpy as np
 
 from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.exchange.convert import convert
-from matrix_interop.matrix import from_tensor
+from matrix_interop.matrix import Matrix, from_tensor
 from matrix_interop.search.metrics import distances_of, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
 from matrix_interop.search.sources import blocks_of, host_array, require_columns, require_numbers
 
-__all__ = ["Index"]
+__all__ = ["HostIndex", "Index"]
 
 #: Queries handed to the library at once.
 _QUERIES: Final = 1 << 14
@@ -44,6 +44,7 @@ class Index(ABC):
         self.check = check
         self._ids: np.ndarray | None = None  # None: 0 to len - 1
 
+    @abstractmethod
     def add(self, rows: Any, ids: Any = None) -> None:
         """Add vectors (n, d), in batches of at most 64 MiB, and nothing at all if a check fails.
 
@@ -54,34 +55,8 @@ class Index(ABC):
         Raises `UnsupportedLayoutError` for another number of columns or ids, ValueError for bad ids and bad rows,
         `UnsupportedDtypeError` for complex rows.
         """
-        if isinstance(rows, Iterator):
-            msg = "an iterator can be read only once: pass a matrix, a row source or a list of blocks to an index"
-            raise UnsupportedLayoutError(msg)
-        count, bad = 0, []
-        for block in blocks_of(rows):
-            require_columns("rows", block.shape[1], f"the {self.library} index", self.dim)
-            require_numbers("rows", block)
-            if self.check:
-                finite = np.isfinite(_float32(block)).all(axis=1)
-                bad.extend((np.flatnonzero(~finite)[: _NAMED + 1] + count).tolist())
-            count += len(block)
-        if bad:
-            names = ", ".join(map(str, bad[:_NAMED])) + (", ..." if len(bad) > _NAMED else "")
-            msg = f"rows {names} hold NaN or infinity (as float32): nothing was added; drop them, or use check=False"
-            raise ValueError(msg)
-        numbers = self._numbers(ids, count)
-        if not count:
-            return
-        self._ready(rows, numbers)
-        start = 0
-        for block in blocks_of(rows):
-            if len(block):
-                self._add(_float32(block), numbers[start : start + len(block)])
-            start += len(block)
-        if self._ids is not None or ids is not None:
-            known = np.arange(len(self) - count) if self._ids is None else self._ids
-            self._ids = np.concatenate([known, numbers])
 
+    @abstractmethod
     def search(self, queries: Any, k: int) -> KnnResult:
         """The ``k`` nearest of each query (q, d), as the library finds them, in the form that `knn` gives.
 
@@ -89,24 +64,6 @@ class Index(ABC):
         a query holds NaN or infinity, the rest is id -1.  Raises `UnsupportedLayoutError` for another
         number of columns, ValueError for ``k`` < 1.
         """
-        k = operator.index(k)
-        if k < 1:
-            msg = f"k={k}: ask for at least one neighbour"
-            raise ValueError(msg)
-        asked = from_tensor(queries)
-        require_columns("queries", asked.shape[1], f"the {self.library} index", self.dim)
-        ids = np.full((len(asked), k), -1, np.int64)
-        keys = np.full((len(asked), k), np.inf, np.float32)
-        found = min(k, len(self))
-        for start in range(0, len(asked) if found else 0, _QUERIES):
-            part = host_array(asked[start : start + _QUERIES])
-            require_numbers("queries", part)
-            q = _float32(part)
-            usable = np.flatnonzero(np.isfinite(q).all(axis=1))
-            if len(usable):
-                some = q if len(usable) == len(q) else q[usable]
-                ids[usable + start, :found], keys[usable + start, :found] = _sorted(*self._search(some, found))
-        return in_framework_of(asked, ids, distances_of(self.metric, keys, np.dtype(np.float32)))
 
     def vectors(self) -> np.ndarray:
         """The vectors (n, d) as the library holds them, in the order they were added, float32, in new memory.
@@ -137,27 +94,34 @@ class Index(ABC):
 
     # What a library's file provides ------------------------------------------------------------
     @abstractmethod
-    def _ready(self, rows: Any, ids: np.ndarray) -> None:
-        """Make room for the new ``ids``, train on ``rows``; the last chance to refuse before `_add`."""
-
-    @abstractmethod
-    def _add(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Add float32 C-ordered rows (n >= 1, d) under int64 ids that are new."""
-
-    @abstractmethod
-    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, keys), both (q, k), of finite float32 C-ordered queries (q >= 1, d), 1 <= k <= len(self).
-
-        Keys as in `metrics`: squared L2, 1 - cos, negated product.  Filler ids are outside [0, 2**63 - 1).
-        """
-
-    @abstractmethod
     def _vectors(self, ids: np.ndarray) -> np.ndarray:
         """The vectors of all ids, in that order."""
 
     @abstractmethod
     def _save(self, path: str) -> None:
         """Write the native index."""
+
+    # What every index checks -------------------------------------------------------------------
+    def _refuse_iterator(self, rows: Any) -> None:
+        if isinstance(rows, Iterator):
+            msg = "an iterator can be read only once: pass a matrix, a row source or a list of blocks to an index"
+            raise UnsupportedLayoutError(msg)
+
+    def _refuse_rows(self, bad: list[int]) -> None:
+        if bad:
+            names = ", ".join(map(str, bad[:_NAMED])) + (", ..." if len(bad) > _NAMED else "")
+            msg = f"rows {names} hold NaN or infinity (as float32): nothing was added; drop them, or use check=False"
+            raise ValueError(msg)
+
+    def _asked(self, queries: Any, k: int) -> tuple[Matrix, int]:
+        """Queries and ``k``, checked."""
+        k = operator.index(k)
+        if k < 1:
+            msg = f"k={k}: ask for at least one neighbour"
+            raise ValueError(msg)
+        asked = from_tensor(queries)
+        require_columns("queries", asked.shape[1], f"the {self.library} index", self.dim)
+        return asked, k
 
     def _numbers(self, ids: Any, count: int) -> np.ndarray:
         """``count`` new ids, int64, checked."""
@@ -185,6 +149,69 @@ class Index(ABC):
             msg = f"{given} repeat {int(twice[0])}: an id names one vector, and nothing was added"
             raise ValueError(msg)
         return numbers
+
+    def _note(self, numbers: np.ndarray, ids: Any) -> None:
+        """The rows ``numbers`` were added; ``ids``: what the caller said."""
+        if self._ids is not None or ids is not None:
+            known = np.arange(len(self) - len(numbers)) if self._ids is None else self._ids
+            self._ids = np.concatenate([known, numbers])
+
+
+class HostIndex(Index):
+    """An index of a library that takes NumPy arrays: rows and queries come to the host, block by block."""
+
+    def add(self, rows: Any, ids: Any = None) -> None:
+        self._refuse_iterator(rows)
+        count, bad = 0, []
+        for block in blocks_of(rows):
+            require_columns("rows", block.shape[1], f"the {self.library} index", self.dim)
+            require_numbers("rows", block)
+            if self.check:
+                finite = np.isfinite(_float32(block)).all(axis=1)
+                bad.extend((np.flatnonzero(~finite)[: _NAMED + 1] + count).tolist())
+            count += len(block)
+        self._refuse_rows(bad)
+        numbers = self._numbers(ids, count)
+        if not count:
+            return
+        self._ready(rows, numbers)
+        start = 0
+        for block in blocks_of(rows):
+            if len(block):
+                self._add(_float32(block), numbers[start : start + len(block)])
+            start += len(block)
+        self._note(numbers, ids)
+
+    def search(self, queries: Any, k: int) -> KnnResult:
+        asked, k = self._asked(queries, k)
+        ids = np.full((len(asked), k), -1, np.int64)
+        keys = np.full((len(asked), k), np.inf, np.float32)
+        found = min(k, len(self))
+        for start in range(0, len(asked) if found else 0, _QUERIES):
+            part = host_array(asked[start : start + _QUERIES])
+            require_numbers("queries", part)
+            q = _float32(part)
+            usable = np.flatnonzero(np.isfinite(q).all(axis=1))
+            if len(usable):
+                some = q if len(usable) == len(q) else q[usable]
+                ids[usable + start, :found], keys[usable + start, :found] = _sorted(*self._search(some, found))
+        return in_framework_of(asked, ids, distances_of(self.metric, keys, np.dtype(np.float32)))
+
+    # What a library's file provides ------------------------------------------------------------
+    @abstractmethod
+    def _ready(self, rows: Any, ids: np.ndarray) -> None:
+        """Make room for the new ``ids``, train on ``rows``; the last chance to refuse before `_add`."""
+
+    @abstractmethod
+    def _add(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Add float32 C-ordered rows (n >= 1, d) under int64 ids that are new."""
+
+    @abstractmethod
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, keys), both (q, k), of finite float32 C-ordered queries (q >= 1, d), 1 <= k <= len(self).
+
+        Keys as in `metrics`: squared L2, 1 - cos, negated product.  Filler ids are outside [0, 2**63 - 1).
+        """
 
 
 def _float32(rows: np.ndarray) -> np.ndarray:

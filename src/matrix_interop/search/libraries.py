@@ -9,6 +9,7 @@ import numpy as np
 
 from matrix_interop.errors import FrameworkNotInstalledError
 from matrix_interop.matrix import HostMatrix, from_tensor
+from matrix_interop.search.device.dense import dense_rows
 from matrix_interop.search.index import Index
 from matrix_interop.search.metrics import kind_of
 from matrix_interop.search.sources import require_numbers
@@ -19,9 +20,10 @@ _INDEXES: Final[dict[str, str]] = {
     "faiss": "matrix_interop.search.faiss:FaissIndex",
     "hnswlib": "matrix_interop.search.hnswlib:HnswlibIndex",
     "usearch": "matrix_interop.search.usearch:UsearchIndex",
+    "cuvs": "matrix_interop.search.cuvs:CuvsIndex",
 }
 #: What to install, where that is not the library's name.
-_PACKAGES: Final = {"faiss": "faiss-cpu"}
+_PACKAGES: Final = {"faiss": "faiss-cpu", "cuvs": "cuvs-cu13"}
 _FLOAT32: Final = (np.dtype(np.float32),)
 #: Library -> dtypes that it computes with as they are. Any other becomes the first, or float64 where that is one
 #: of them and the type is wider than float32 holds.
@@ -42,11 +44,11 @@ _EXACT_IN_FLOAT32: Final = frozenset("?bBhHef")
 
 
 def build(m: Any, library: str, *, metric: str = "sqeuclidean", check: bool = True, **options: Any) -> Index:
-    """An index of ``library`` ("faiss", "hnswlib", "usearch") that holds the rows of ``m``, numbered from 0.
+    """An index of ``library`` ("faiss", "hnswlib", "usearch", "cuvs") that holds the rows of ``m``, numbered from 0.
 
     ``m``: as in `Index.add`; an empty one gives an empty index.  ``metric``: as in `knn`.  ``check``: refuse
     rows with NaN or infinity.  ``options``: those of the library's class, such as ``factory`` for faiss, ``M`` for
-    hnswlib, ``connectivity`` for usearch.  Rows are copied in batches of at most 64 MiB.
+    hnswlib, ``connectivity`` for usearch, ``algorithm`` for cuvs.  Rows are copied in batches of at most 64 MiB.
 
     Raises ValueError for an unknown library, metric or bad rows, `FrameworkNotInstalledError` for a missing one,
     TypeError for an unknown option, and as `Index.add`.
@@ -57,18 +59,21 @@ def build(m: Any, library: str, *, metric: str = "sqeuclidean", check: bool = Tr
     return index
 
 
-def prepare(m: Any, library: str) -> np.ndarray:
+def prepare(m: Any, library: str) -> Any:
     """The rows of ``m`` (n, d) as the ndarray that ``library`` takes as it is; shared where that is possible.
 
     ``library``: "faiss", "hnswlib", "usearch", "sklearn", "pynndescent", "voyager" or "scann"; it need not
     be installed.  float32 in dense rows and native byte order, for scikit-learn also float64 and any strides; for
-    voyager writeable.  Give usearch its dtype by name all the same (``Index(ndim, dtype="f32")``).
+    voyager writeable.  Give usearch its dtype by name all the same (``Index(ndim, dtype="f32")``).  "cuvs" takes a
+    `DeviceMatrix` of dense float32 rows; unlike others it copies nothing, so keep that.
 
     Keep the result while the library uses it without a copy of its own.  Raises ValueError for an unknown
     library, `CopyRequiredError` where a copy is needed and `forbid_copies` is in force.
     """
+    if library == "cuvs":
+        return dense_rows(m)
     if library not in _TAKES:
-        msg = f"unknown library {library!r}: write one of {', '.join(map(repr, _TAKES))}"
+        msg = f"unknown library {library!r}: write one of {', '.join(map(repr, (*_TAKES, 'cuvs')))}"
         raise ValueError(msg)
     matrix = from_tensor(m)
     if not isinstance(matrix, HostMatrix):

@@ -9,7 +9,7 @@ from usearch.index import BatchMatches
 from usearch.index import Index as NativeIndex
 
 from matrix_interop.errors import UnsupportedDtypeError
-from matrix_interop.search.index import Index
+from matrix_interop.search.index import HostIndex
 
 __all__ = ["UsearchIndex"]
 
@@ -18,7 +18,7 @@ _METRICS: Final = {"squared": "l2sq", "cosine": "cos", "product": "ip"}
 _KEPT: Final = ("f32", "f16", "bf16", "f64")
 
 
-class UsearchIndex(Index):
+class UsearchIndex(HostIndex):
     """``dtype``: how vectors are kept ("f32", "f16", "bf16", "f64"); the other options as in usearch.
 
     ``threads``: that add vectors at once; 0 means every core.  More than one is faster and loses some: of 8000

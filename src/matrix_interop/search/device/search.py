@@ -23,7 +23,7 @@ from matrix_interop.search.metrics import Kind, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
 from matrix_interop.search.sources import is_short_float, require_columns
 
-__all__ = ["device_of_search", "search_on_device"]
+__all__ = ["device_of_search", "native_of", "require_numbers_on", "result_of", "search_on_device"]
 
 #: Engines that can search on a device.
 _ENGINES: Final = ("torch", "jax")
@@ -69,7 +69,7 @@ def search_on_device(
     with arrays.context():
         queries = _queries(arrays, asked)
         best, short = _run(arrays, kind, queries, asked, base, k, block)
-        return _result(arrays, asked, queries, best, metric, short=short, narrow=narrow)
+        return result_of(arrays, asked, queries.usable, best, metric, short=short, narrow=narrow)
 
 
 def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
@@ -85,14 +85,14 @@ def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> 
 
 
 def _queries(arrays: Arrays, asked: Matrix) -> Queries:
-    _require_numbers(arrays, "queries", asked)
-    wide = arrays.astype(_native(arrays, asked), "float64")
+    require_numbers_on(arrays, "queries", asked)
+    wide = arrays.astype(native_of(arrays, asked), "float64")
     usable = arrays.xp.all(arrays.xp.isfinite(wide), axis=1)
     return Queries(arrays.xp.where(usable[:, None], wide, 0.0), usable)
 
 
-def _native(arrays: Arrays, m: Matrix) -> Any:
-    # Nothing here writes to shared memory.
+def native_of(arrays: Arrays, m: Matrix) -> Any:
+    """The matrix as a tensor of the framework that computes, shared where that is possible; for reading only."""
     return m.to_tensor(arrays.framework.name, device=arrays.device, share_readonly=True)
 
 
@@ -107,9 +107,9 @@ def _run(
     short, careful, number = is_short_float(asked.dtype), False, 0
     for m in _blocks(arrays, base, block):
         require_columns("queries", asked.shape[1], "base", m.shape[1])
-        _require_numbers(arrays, "rows of the base", m)
+        require_numbers_on(arrays, "rows of the base", m)
         short = short and is_short_float(m.dtype)
-        rows, step = _exact(arrays, _native(arrays, m), m.dtype), _rows_of_tile(arrays, m, min(count, _QUERIES))
+        rows, step = _exact(arrays, native_of(arrays, m), m.dtype), _rows_of_tile(arrays, m, min(count, _QUERIES))
         for start in range(0, len(m) if count else 0, step):
             part = rows if step >= len(m) else rows[start : start + step, :]
             screen = Screen(arrays, kind, part, number + start, careful=careful)
@@ -163,26 +163,29 @@ def _exact(arrays: Arrays, rows: Any, dtype: np.dtype[Any]) -> Any:
     return arrays.astype(rows, "float32") if is_extension(dtype) and dtype.itemsize == 1 else rows
 
 
-def _require_numbers(arrays: Arrays, what: str, m: Matrix) -> None:
+def require_numbers_on(arrays: Arrays, what: str, m: Matrix) -> None:
     """`sources.require_numbers` on the device."""
     if m.dtype.kind == "c":
         msg = f"{what} are {m.dtype}: distances are defined for real numbers; pass the real and imaginary parts"
         raise UnsupportedDtypeError(msg)
     if m.dtype.kind in "iu" and m.dtype.itemsize == 8 and m.size:
-        whole = arrays.astype(_native(arrays, m), "int64")  # what is beyond int64 becomes negative
+        whole = arrays.astype(native_of(arrays, m), "int64")  # what is beyond int64 becomes negative
         low, high = (int(arrays.host(found(whole))) for found in (arrays.xp.min, arrays.xp.max))
         if low < (0 if m.dtype.kind == "u" else -_EXACT) or high > _EXACT:
             msg = f"{what} are {m.dtype} and reach beyond 2**53, where float64 rounds: subtract an offset"
             raise UnsupportedDtypeError(msg)
 
 
-def _result(
-    arrays: Arrays, asked: Matrix, queries: Queries, best: Best, metric: str, *, short: bool, narrow: bool
+def result_of(
+    arrays: Arrays, asked: Matrix, usable: Any, best: Best, metric: str, *, short: bool, narrow: bool
 ) -> KnnResult:
-    """Ids, distances and counts, where the queries are and in their framework."""
+    """Ids, distances and counts, where the queries are and in their framework.
+
+    ``usable`` (q,): queries that have neighbours.  ``short``: distances are float32.  ``narrow``: without 64-bit types.
+    """
     xp, dtype = arrays.xp, "float32" if short else "float64"
-    ids = xp.where(queries.usable[:, None], best.ids, -1)
-    keys = xp.where(queries.usable[:, None], best.keys, xp.inf)
+    ids = xp.where(usable[:, None], best.ids, -1)
+    keys = xp.where(usable[:, None], best.keys, xp.inf)
     if metric == "euclidean":
         keys = xp.sqrt(keys)
     elif metric == "inner_product":

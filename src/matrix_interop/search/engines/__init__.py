@@ -57,7 +57,10 @@ def engine_for(name: str | None) -> Engine:
     Raises ValueError for an unknown name and `FrameworkNotInstalledError` for a missing library.
     """
     if name is None:
-        name = "faiss" if find_spec("faiss") else "numpy"
+        try:
+            return _load("faiss" if find_spec("faiss") else "numpy")
+        except FrameworkNotInstalledError:  # there, but broken
+            return _load("numpy")
     if name not in _TABLE:
         msg = f"unknown engine {name!r}: write one of {', '.join(map(repr, _TABLE))}, or None for the fastest"
         raise ValueError(msg)
@@ -69,7 +72,8 @@ def _load(name: str) -> Engine:
     place, _, made = _TABLE[name].partition(":")
     try:
         engine: Engine = getattr(import_module(place), made)()
-    except ImportError as error:
-        msg = f"engine {name!r} is not installed: pip install {_PACKAGES.get(name, name)}"
+    except Exception as error:  # a broken install raises anything
+        what = f"engine {name!r} does not import here ({type(error).__name__}: {error})"
+        msg = f"{what}: pip install {_PACKAGES.get(name, name)}"
         raise FrameworkNotInstalledError(msg) from error
     return engine
