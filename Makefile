@@ -63,6 +63,7 @@ clean: ## remove environments, builds and caches
 	@touch $@
 
 .venv/.demo .venv/.test .venv/.lint .venv/.docs: .venv/.%: .venv/.pip
+	@echo "make: installing dependency group $* into .venv (minutes the first time)"
 	$(PIP) install --quiet --editable . --group $*
 	@touch $@
 

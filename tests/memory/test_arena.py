@@ -481,3 +481,13 @@ def test_a_forked_child_has_a_dead_copy_and_an_arena_of_its_own():
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_arena_closes_with_its_block():
+    """``with`` closes the arena, which then gives no more."""
+    with PinnedArena(4 * MIB, upstream="ordinary", decay_s=None) as arena:
+        kept = arena.empty(16, "u1")
+    kept[:] = 7
+    with pytest.raises(ClosedError, match="closed"):
+        arena.empty(16, "u1")
+    assert kept.tolist() == [7] * 16

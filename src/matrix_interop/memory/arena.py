@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import index
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -203,6 +203,12 @@ class PinnedArena:
         # names of this module are gone already: hence the default argument.
         if not _is_finalizing() and getattr(self, "_end", "forked") != "forked":
             self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         names = "+".join(store.upstream.name for store in self._stores) or "not used yet"
