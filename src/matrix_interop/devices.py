@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from matrix_interop.errors import DeviceUnavailableError
 
-__all__ = ["CPU", "HOST_CODES", "Device", "as_device", "device_of_dlpack"]
+__all__ = ["CPU", "CUDA_DEVICES", "HOST_CODES", "Device", "as_device", "device_of_dlpack"]
 
 #: Device type -> code of ``DLDeviceType`` in the DLPack header (1.3). A type is data, not code: more can be added.
 DLPACK_CODES: Final[dict[str, int]] = {
@@ -68,6 +68,22 @@ class Device(str):
 
 
 CPU: Final = Device("cpu")
+
+
+class _Numbered(dict[int, Device]):
+    """The devices of one type by index, each made once: a look-up that fast paths can afford."""
+
+    def __init__(self, type: str) -> None:
+        super().__init__()
+        self.type = type
+
+    def __missing__(self, index: int) -> Device:
+        self[index] = made = Device(self.type, index)
+        return made
+
+
+#: CUDA's devices by index.
+CUDA_DEVICES: Final = _Numbered("cuda")
 
 
 @lru_cache(maxsize=256)

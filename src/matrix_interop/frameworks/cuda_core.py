@@ -12,7 +12,7 @@ import numpy as np
 from cuda.core import Buffer
 from cuda.core.utils import StridedMemoryView
 
-from matrix_interop.devices import CPU, Device, device_of_dlpack
+from matrix_interop.devices import CPU, CUDA_DEVICES, Device
 from matrix_interop.dlpack import header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
 from matrix_interop.errors import UnsupportedDtypeError
@@ -23,8 +23,6 @@ from matrix_interop.view import DeviceView, TensorView
 
 _LEGACY: Final = 1
 _NO_ORDER: Final = -1
-#: Code of CUDA devices in DLPack.
-_CUDA: Final = 2
 
 
 class CudaCoreFramework(Framework):
@@ -56,7 +54,7 @@ class CudaCoreFramework(Framework):
         if not on_device:
             header = header_of(address, shape, strides, dtype, readonly=readonly, owner=x)
             return TensorView.of(header, self.name, x)
-        device = device_of_dlpack(_CUDA, max(ordinal or 0, 0))
+        device = CUDA_DEVICES[max(ordinal or 0, 0)]
         return DeviceView.of_tensor(
             x, self.name, device, address, shape, strides, dtype, readonly=readonly, stream=_LEGACY
         )

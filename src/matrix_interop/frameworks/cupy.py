@@ -12,7 +12,7 @@ from typing import Any, Final
 import cupy
 import numpy as np
 
-from matrix_interop.devices import Device, device_of_dlpack
+from matrix_interop.devices import CUDA_DEVICES, Device
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.frameworks.registry import Framework, Order
@@ -22,8 +22,7 @@ from matrix_interop.view import DeviceView, TensorView
 
 _LEGACY: Final = 1
 _NO_ORDER: Final = -1
-#: Code of CUDA devices in DLPack.
-_CUDA: Final = 2
+_device_view: Final = DeviceView.of_tensor
 #: Types that every CuPy has.
 _PLAIN: Final = frozenset(dtype for dtype in DLPACK_OF_DTYPE if dtype.isnative and not is_extension(dtype))
 _UnownedMemory: Final = cupy.cuda.UnownedMemory
@@ -45,8 +44,7 @@ class CupyFramework(Framework):
         data, dtype = x.data, x.dtype
         if dtype not in DLPACK_OF_DTYPE:
             require_plain(dtype)
-        device = device_of_dlpack(_CUDA, data.device_id)
-        return DeviceView.of_tensor(x, "cupy", device, data.ptr, x.shape, x.strides, dtype)
+        return _device_view(x, "cupy", CUDA_DEVICES[data.device_id], data.ptr, x.shape, x.strides, dtype)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         native = dtype.newbyteorder("=")

@@ -41,22 +41,22 @@ _NARROWED: Final = frozenset(np.dtype(kind) for kind in ("i8", "u8", "f8", "c16"
 class _Capsule:
     """What `jax.dlpack.from_dlpack` asks for: it names the stream of its own on which the data must be ready."""
 
-    __slots__ = ("header", "own", "view")
+    __slots__ = ("own", "view")
 
-    def __init__(self, header: np.ndarray, view: TensorView | None = None, *, own: bool = False) -> None:
-        self.header = header
+    def __init__(self, view: TensorView, *, own: bool = False) -> None:
         self.view = view
+        #: Try the capsule of the view's own framework.
         self.own = own
 
     def __dlpack__(self, stream: Any = None, **_: Any) -> Any:
-        if self.view is None:
-            return capsule_of(self.header, CPU, max_version=None)
-        self.view.frameworks.make_ready(self.view, stream)
-        own = own_capsule(self.view) if self.own else None
-        return capsule_of(self.header, self.view.device, max_version=None) if own is None else own
+        view = self.view
+        if not view.device.is_host:
+            view.frameworks.make_ready(view, stream)
+        own = own_capsule(view) if self.own else None
+        return capsule_of(_as_jax_wants(view.header), view.device, max_version=None) if own is None else own
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU.dlpack if self.view is None else self.view.device.dlpack
+        return self.view.device.dlpack
 
 
 class JaxFramework(Framework):
@@ -137,7 +137,7 @@ class JaxFramework(Framework):
         return None
 
     def wrap(self, header: np.ndarray) -> Any:
-        return _from_dlpack(_Capsule(_as_jax_wants(header)))
+        return _from_dlpack(_Capsule(TensorView.of(header, "numpy")))
 
     def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
         # What is plainly dense needs no look at strides one by one.
@@ -148,13 +148,12 @@ class JaxFramework(Framework):
         return super().fits(view, share_readonly)
 
     def wrap_device(self, view: TensorView) -> Any:
-        header = _as_jax_wants(view.header)
-        if header is view.header:
+        if 1 not in view.shape and view.strides == _row_strides(view.shape, view.dtype.itemsize):
             try:
-                return _from_dlpack(_Capsule(header, view, own=True))
+                return _from_dlpack(_Capsule(view, own=True))
             except (RuntimeError, TypeError, ValueError):  # JAX takes managed memory only under another label
                 pass
-        return _from_dlpack(_Capsule(header, view))
+        return _from_dlpack(_Capsule(view))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         # What is plainly dense goes to JAX as it is, without looking at strides one by one.

@@ -12,7 +12,7 @@ import numba.cuda
 import numpy as np
 from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
-from matrix_interop.devices import Device, device_of_dlpack
+from matrix_interop.devices import CUDA_DEVICES, Device
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.frameworks.registry import Framework
@@ -21,8 +21,6 @@ from matrix_interop.runtime import get_runtime
 from matrix_interop.view import DeviceView, TensorView
 
 _LEGACY: Final = 1
-#: Code of CUDA devices in DLPack.
-_CUDA: Final = 2
 
 
 class NumbaFramework(Framework):
@@ -40,7 +38,7 @@ class NumbaFramework(Framework):
         address = int(x.device_ctypes_pointer.value or 0)
         ordinal = get_runtime("cuda").pointer(address).ordinal if address else self.current_device().index
         stream = _handle(x.stream) if x.stream else None
-        device = device_of_dlpack(_CUDA, ordinal or 0)
+        device = CUDA_DEVICES[ordinal or 0]
         return DeviceView.of_tensor(x, self.name, device, address, x.shape, x.strides, x.dtype, stream=stream)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:

@@ -340,8 +340,8 @@ def own_capsule(view: TensorView) -> Any:
 
     NumPy's, of the view's header, costs 1.5 us more, and JAX 12: its deleter needs the interpreter's lock.
     """
-    native = view.native
-    return None if native is None else framework(view.framework).capsule(native)
+    native, source = view.native, loaded_framework(view.framework)
+    return None if native is None or source is None else source.capsule(native)
 
 
 def device_framework(device_type: str) -> Framework:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from matrix_interop.devices import CPU, Device, as_device, device_of_dlpack
+from matrix_interop.devices import CPU, CUDA_DEVICES, Device, as_device
 from matrix_interop.dlpack import capsule_of, header_of
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier, is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
@@ -36,8 +36,6 @@ _from_numpy: Final = torch.from_numpy
 _view_of: Final = TensorView.of
 _device_view: Final = DeviceView.of_tensor
 _LEGACY: Final = 1
-#: Code of CUDA devices in DLPack.
-_CUDA: Final = 2
 #: The C importer behind `torch.from_dlpack`: it takes the capsule as it is and orders nothing, which is done before.
 #: Missing from builds without CUDA. torch.cuda.current_stream() builds an object, twenty times slower.
 _current_stream: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -248,7 +246,7 @@ def _cuda_view(x: torch.Tensor) -> DeviceView | None:
         return None
     if not address or 0 in strides:  # empty, or entries share memory
         return None
-    return _device_view(x, "torch", device_of_dlpack(_CUDA, x.get_device()), address, x.shape, strides, dtype)
+    return _device_view(x, "torch", CUDA_DEVICES[x.get_device()], address, x.shape, strides, dtype)
 
 
 @lru_cache(maxsize=64)
