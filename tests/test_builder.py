@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,12 @@ PLACES: list[dict[str, Any]] = [
 def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
     runtime = install(request.param)
-    with use_arena(PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)):
+    arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
+    with use_arena(arena):
         yield runtime
+    gc.collect()
+    runtime.quiesce()
+    arena.close()  # an arena that the collector finds would ask the device in the middle of anything
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +184,7 @@ def test_rows_that_are_not_finite(device: SimulatedRuntime, place: dict[str, Any
     builder.extend(a[:64])
     with pytest.raises(ValueError, match="2 of the rows 64 to 103, namely 70, 99"):
         builder.extend(a[64:104])
-    with pytest.raises(ValueError, match="1 of the rows 64 to 1.., namely 70"):
+    with pytest.raises(ValueError, match=r"1 of the rows 64 to 1\d\d, namely 70"):
         builder.extend(from_tensor(np.concatenate([a[64:99], a[100:165]])).to_device("ext:0"))
     assert len(builder) == 64
     for row in a[64:80]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
@@ -29,8 +30,12 @@ SPREADS = ({"lanes": 1, "chunk_bytes": 4096, "in_flight": 3}, {"lanes": 3, "chun
 def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
     runtime = install(request.param)
-    with use_arena(PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)):
+    arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
+    with use_arena(arena):
         yield runtime
+    gc.collect()
+    runtime.quiesce()
+    arena.close()  # an arena that the collector finds would ask the device in the middle of anything
 
 
 @pytest.fixture(params=SPREADS, ids=["one lane", "three lanes"])
