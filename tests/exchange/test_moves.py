@@ -148,6 +148,50 @@ def test_to_host_without_blocking(device: SimulatedRuntime, layout: str, pinned:
     assert np.array_equal(moved.result().array, cut(numbers()))
 
 
+def test_a_large_matrix_without_blocking(device: SimulatedRuntime) -> None:
+    """A thread fills ordinary memory meanwhile, after what the current stream held at the call."""
+    values = np.arange(800 * 700, dtype=np.float32).reshape(800, 700)
+    from_tensor(late(values)).to_host(pinned=False)  # the first one measures, which waits for all there is
+    moved = from_tensor(late(values)).to_host(non_blocking=True, pinned=False)
+    assert np.array_equal(moved.result().array, values)
+
+
+def test_a_small_matrix_that_the_driver_stages(device: SimulatedRuntime) -> None:
+    """Where the driver takes small moves without a chunk of ours, the values are there on return all the same."""
+    device.captured_bytes = 1 << 16
+    assert np.array_equal(from_tensor(late(numbers())).to_host(pinned=False).array, numbers())
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_no_chunk_is_reused_under_a_failed_move(device: SimulatedRuntime, after: int) -> None:
+    """A copy that was enqueued when recording failed is waited for before its chunk goes to somebody else."""
+    values = np.arange(800 * 700, dtype=np.float32).reshape(800, 700)
+    from_tensor(late(values)).to_host(pinned=False)
+    m = from_tensor(late(values))
+    device.fail("record", DeviceUnavailableError("lost"), after=after)
+    with pytest.raises(DeviceUnavailableError, match="lost"):
+        m.to_host(pinned=False)
+    next_users = [default_arena().empty(1 << 18, np.uint8) for _ in range(64)]
+    for block in next_users:
+        block.fill(9)
+    device.quiesce()
+    assert {int(block.min()) for block in next_users} | {int(block.max()) for block in next_users} == {9}
+
+
+def test_a_dropped_transfer_fills_what_the_caller_keeps(device: SimulatedRuntime) -> None:
+    """The source's memory is kept for the stream that reads it, although another one owns it."""
+    x, out = late(numbers()), default_arena().empty((7, 5), np.float32)
+    owner, side = lateframe.current_stream(), lateframe.new_stream()
+    lateframe.order(owner, side, 0)
+    device.launch(lambda: None, ordinal=0, stream=side, ticks=50)
+    with lateframe.stream(side):
+        from_tensor(x).to_host(out=out, non_blocking=True)
+    del x
+    device.stream_synchronize(owner, 0)
+    device.stream_synchronize(side, 0)
+    assert np.array_equal(out, numbers())
+
+
 def test_a_dropped_transfer_leaves_nothing(device: SimulatedRuntime) -> None:
     """Nobody waits for it, and its event, its block and the source's memory come back: the fixture looks."""
     for _ in range(20):

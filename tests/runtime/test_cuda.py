@@ -255,6 +255,12 @@ def test_pointer_facts(
     assert runtime.pointer(0x5000) == facts
 
 
+def test_device_of_a_pointer_by_its_context(runtime: CudaRuntime, driver: FakeDriver) -> None:
+    """Some cuda-bindings say device 0 for memory of any device: the primary context of the memory tells."""
+    driver.pointers[0x5000] = {"MEMORY_TYPE": 2, "DEVICE_ORDINAL": 0, "CONTEXT": SECOND}
+    assert runtime.pointer(0x5000) == Pointer("device", 1)
+
+
 def test_unknown_pointer_is_pageable_after_one_call(runtime: CudaRuntime, driver: FakeDriver) -> None:
     """Ordinary memory costs one question."""
     assert (runtime.pointer(0x6000), driver.names()) == (Pointer("pageable", None), ["cuPointerGetAttributes"])

@@ -96,6 +96,8 @@ class CudaRuntime:
             names.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
             names.CU_POINTER_ATTRIBUTE_IS_MANAGED,
         ]
+        if self._count > 1:
+            self._facts.append(names.CU_POINTER_ATTRIBUTE_CONTEXT)
 
     def abandon(self) -> None:
         """Make no further call into the driver: for the child of a fork."""
@@ -110,12 +112,14 @@ class CudaRuntime:
 
     def pointer(self, address: int) -> Pointer:
         # One plural question: unlike the single ones it is no error for memory that CUDA does not know (type 0).
-        error, facts = self._api.cuPointerGetAttributes(3, self._facts, address)
+        error, facts = self._api.cuPointerGetAttributes(len(self._facts), self._facts, address)
         if error:
             raise self.failure("cuPointerGetAttributes", error)
-        memory, ordinal, managed = facts
+        memory, ordinal, managed, *context = facts
         if not memory:
             return _PAGEABLE
+        if context and not ordinal:
+            ordinal = self._ordinal_of(address, int(context[0]))
         if managed:
             return Pointer("managed", ordinal)
         if memory == _MEMORY_DEVICE:
@@ -281,6 +285,20 @@ class CudaRuntime:
         if used:
             return used[0]
         return int(self.call("cuCtxGetDevice")) if int(self.call("cuCtxGetCurrent")) else 0
+
+    def _ordinal_of(self, address: int, context: int) -> int:
+        """The device of memory for which the driver's own answer is 0, as cuda-bindings 13.3 has it for every device.
+
+        Told by the primary context that the memory belongs to; memory of pools belongs to none, and the CUDA runtime
+        library, which made those pools, knows.
+        """
+        for ordinal in self.active() if context else ():
+            if self._context(ordinal)[1] == context:
+                return ordinal
+        from cuda.bindings import runtime
+
+        error, facts = runtime.cudaPointerGetAttributes(address)
+        return 0 if error else int(facts.device)
 
     def _device(self, ordinal: int) -> Any:
         if not 0 <= ordinal < self._count:
