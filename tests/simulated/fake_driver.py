@@ -122,6 +122,9 @@ class FakeDriver:
     def on_cuDevicePrimaryCtxRetain(self, device: int) -> CUcontext:  # noqa: N802
         return CUcontext(0xC0 + device)
 
+    def on_cuDevicePrimaryCtxGetState(self, _device: int) -> tuple[CUresult, int, int]:  # noqa: N802
+        return OK, 0, 1
+
     def on_cuCtxGetCurrent(self) -> CUcontext:  # noqa: N802
         return CUcontext(self.stack[-1] if self.stack else 0)
 
