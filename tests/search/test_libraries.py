@@ -334,7 +334,7 @@ def test_prepare_copies_nothing_in_secret() -> None:
 
 def test_unknown_and_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The known names are listed, and a missing library names its package."""
-    with pytest.raises(ValueError, match="'faiss', 'hnswlib', 'usearch'; prepare"):
+    with pytest.raises(ValueError, match="'faiss', 'hnswlib', 'usearch', 'cuvs'; prepare"):
         build(rows(5, 4), "sklearn")
     with pytest.raises(ValueError, match="'scann'"):
         prepare(rows(5, 4), "annoy")

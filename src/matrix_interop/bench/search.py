@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--where", choices=("host", "device"), default="host")
     parser.add_argument("--rounds", type=int, default=5, help="searches of each way (default 5)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the rows, for a short look")
+    parser.add_argument("--frameworks", nargs="+", choices=("torch", "cupy"), default=["torch", "cupy"])
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write times, machine and versions there")
     parser.add_argument("--peer", choices=_PEERS, help=argparse.SUPPRESS)
@@ -204,7 +205,7 @@ _TEXTS: Final = {
 
 # On a device ----------------------------------------------------------------------------------------
 def _on_device(options: argparse.Namespace) -> Iterator[Outcome]:
-    bus = Bus.of(("torch", "cupy"))
+    bus = Bus.of(options.frameworks)
     found = (case for case in cases(bus, options.scale, options.only))
     yield from run(found, rounds=options.rounds)
 

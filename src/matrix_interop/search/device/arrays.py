@@ -6,18 +6,19 @@ The candidates' scores may be rounded as `matrix_interop.search.engines.Engine` 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
 
-from matrix_interop.devices import Device
+from matrix_interop.devices import CPU, Device
 from matrix_interop.exchange.convert import convert
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.runtime import get_runtime
 
-__all__ = ["Arrays", "arrays_of"]
+__all__ = ["Arrays", "arrays_of", "host_arrays"]
 
 #: Where a framework has better than the array API.
 _TABLE: Final[dict[str, str]] = {
@@ -65,6 +66,14 @@ class Arrays:
         """``x[numbers]``, for whole numbers (m,) on the device that are in range."""
         return self.xp.take(x, numbers, axis=0)
 
+    def along(self, x: Any, places: Any) -> Any:
+        """``x[i, places[i, j]]`` (q, k)."""
+        return self.xp.take_along_axis(x, places, axis=1)
+
+    def order(self, x: Any) -> Any:
+        """Places that sort each row (q, n), equal entries as they stand, NaN last."""
+        return self.xp.argsort(x, axis=1, stable=True)
+
     def squared_norms(self, y: Any) -> Any:
         """(n,) of float32 rows, with an error of at most d + 3 roundings."""
         return self.xp.sum(y * y, axis=1)
@@ -76,12 +85,18 @@ class Arrays:
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
         """The k smallest of each row (q, n), ascending, and their places; NaN counts as largest."""
-        places = self.xp.argsort(scores, axis=1, stable=True)[:, :k]
-        return self.xp.take_along_axis(scores, places, axis=1), places
+        places = self.order(scores)[:, :k]
+        return self.along(scores, places), places
 
     def free_bytes(self) -> int:
         """Memory of the device that a search may count on."""
         return get_runtime(self.device.type).memory_info(self.device.index)[0]
+
+
+@cache
+def host_arrays() -> Arrays:
+    """NumPy, where what is small is finished: an operation there costs a tenth of a kernel's start."""
+    return Arrays(framework_of("numpy"), CPU)
 
 
 def arrays_of(name: str, device: Device) -> Arrays:

@@ -10,7 +10,6 @@ from matrix_interop.search.device.arrays import Arrays
 
 __all__ = ["Best", "smallest"]
 
-_LAST: Final = np.iinfo(np.int64).max
 #: Below this many scores in a group, choosing groups first saves nothing.
 _LEAST: Final = 8
 _MOST: Final = 256
@@ -41,20 +40,27 @@ class Best:
         return Best(self.arrays, concat([self.keys, other.keys], axis=0), concat([self.ids, other.ids], axis=0))
 
     def joined(self, keys: Any, ids: Any) -> Best:
-        """The answer after other neighbours (q, m) joined: nearest first, equal ones by lowest id."""
-        xp, k = self.arrays.xp, self.keys.shape[1]
+        """The answer after other neighbours (q, m) joined: nearest first, equal ones by lowest id.
+
+        Their ids are above those that are here already, and ascend in each row as far as keys are equal.
+        """
+        arrays, xp, k = self.arrays, self.arrays.xp, self.keys.shape[1]
         keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
-        # A missing entry comes after rows whose distance overflowed to +inf: those are neighbours.
-        order = xp.argsort(xp.where(ids < 0, _LAST, ids), axis=1, stable=True)
-        keys, ids = xp.take_along_axis(keys, order, axis=1), xp.take_along_axis(ids, order, axis=1)
-        order = xp.argsort(keys, axis=1, stable=True)[:, :k]
-        return Best(self.arrays, xp.take_along_axis(keys, order, axis=1), xp.take_along_axis(ids, order, axis=1))
+        # NaN sorts last: a missing entry comes after rows whose distance overflowed to +inf, which are neighbours.
+        order = arrays.order(xp.where(ids < 0, xp.nan, keys))[:, :k]
+        return Best(arrays, arrays.along(keys, order), arrays.along(ids, order))
+
+    def on(self, arrays: Arrays) -> Best:
+        """The same answer, on another device."""
+        if arrays is self.arrays:
+            return self
+        return Best(arrays, *(arrays.array(self.arrays.host(part)) for part in (self.keys, self.ids)))
 
     def joined_pairs(self, which: Any, keys: Any, ids: Any) -> Best:
         """The answer after pairs (query ``which[i]``, row ``ids[i]``), sorted by query and id, joined."""
         arrays, xp, (count, k) = self.arrays, self.arrays.xp, self.keys.shape
-        order = xp.argsort(keys, stable=True)
-        order = arrays.rows(order, xp.argsort(arrays.rows(which, order), stable=True))
+        order = arrays.order(keys[None, :])[0, :]
+        order = arrays.rows(order, arrays.order(arrays.rows(which, order)[None, :])[0, :])
         query = arrays.rows(which, order)
         numbers = arrays.arange(0, count + 1)
         first = xp.searchsorted(query, numbers)
@@ -82,10 +88,10 @@ def smallest(arrays: Arrays, scores: Any, k: int) -> tuple[Any, Any]:
     chosen = arrays.top(least, k)[1]
     inner = arrays.arange(0, size)
     places = xp.reshape(chosen[:, :, None] * size + inner, (count, k * size))
-    values = xp.take_along_axis(scores, places, axis=1)
+    values = arrays.along(scores, places)
     if whole < n:  # what is left over is looked at as it is
         rest = xp.broadcast_to(arrays.arange(whole, n)[None, :], (count, n - whole))
         places = xp.concat([places, rest], axis=1)
         values = xp.concat([values, scores[:, whole:]], axis=1)
     found, where = arrays.top(values, k)
-    return found, xp.take_along_axis(places, where, axis=1)
+    return found, arrays.along(places, where)

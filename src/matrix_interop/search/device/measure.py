@@ -61,20 +61,15 @@ def unit(xp: Any, rows: Any) -> Any:
     return made / xp.where(norms > 0, norms, 1.0)
 
 
-def candidate_keys(arrays: Arrays, kind: Kind, queries: Any, rows: Any, places: Any) -> tuple[Any, Any]:
-    """Keys (q, K) of ``rows[places]`` (q, K), and a mask (q, K) of those that are no neighbours: not finite."""
-    xp, width, wanted = arrays.xp, rows.shape[1], places.shape[1]
-    step = max(1, _ENTRIES // max(wanted * width, 1))
-    keys, missing = [], []
-    for start in range(0, places.shape[0], step):
-        some = places[start : start + step, :]
-        taken = arrays.astype(arrays.rows(rows, xp.reshape(some, (-1,))), "float64")
-        b = xp.reshape(taken, (some.shape[0], wanted, width))
-        key = measure(xp, kind, queries[start : start + step, None, :], b)
-        none = xp.isnan(key) | ~xp.all(xp.isfinite(b), axis=2)
-        keys.append(xp.where(none, xp.inf, key))
-        missing.append(none)
-    return _joined(xp, keys), _joined(xp, missing)
+def candidate_keys(arrays: Arrays, kind: Kind, queries: Any, rows: Any, *, bounded: bool) -> tuple[Any, Any]:
+    """Keys (q, K) of float64 ``rows`` (q, K, d), +inf for those that are no neighbours, and a mask (q, K) of these.
+
+    No neighbours are rows that are not finite.  ``bounded``: no key of others can leave the range of float64.
+    """
+    xp = arrays.xp
+    key = measure(xp, kind, queries[:, None, :], rows)
+    missing = ~xp.isfinite(key) if bounded else xp.isnan(key) | ~xp.all(xp.isfinite(rows), axis=2)
+    return xp.where(missing, xp.inf, key), missing
 
 
 def pair_keys(arrays: Arrays, kind: Kind, queries: Any, which: Any, rows: Any, place: Any) -> Any:
@@ -89,8 +84,4 @@ def pair_keys(arrays: Arrays, kind: Kind, queries: Any, which: Any, rows: Any, p
         )
         for start in range(0, which.shape[0], step)
     ]
-    return _joined(arrays.xp, parts)
-
-
-def _joined(xp: Any, parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
+    return parts[0] if len(parts) == 1 else arrays.xp.concat(parts, axis=0)

@@ -16,9 +16,10 @@ from matrix_interop.frameworks.registry import device_framework
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import Matrix, from_tensor
 from matrix_interop.rows import blocks_of
-from matrix_interop.search.device.arrays import Arrays, arrays_of
+from matrix_interop.search.device.arrays import Arrays, arrays_of, host_arrays
 from matrix_interop.search.device.best import Best
-from matrix_interop.search.device.screen import Queries, Screen
+from matrix_interop.search.device.screen import Attempt, Queries, Screen, candidates_for
+from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
 from matrix_interop.search.sources import is_short_float, require_columns
@@ -33,10 +34,12 @@ _QUERIES: Final = 4096
 _TILE: Final = 4 << 30
 _SHARE: Final = 8
 _FEW: Final = 1 << 27
-#: Bytes of a block that is sent to the device: a sixteenth of the base, within these.
-_LEAST: Final = 32 << 20
+#: Bytes of a block that is sent to the device: an eighth of the base, within these.
+_LEAST: Final = 64 << 20
 _MOST: Final = 256 << 20
 _EXACT: Final = 2**53
+#: Entries of candidates up to which what follows their choice is done on the host.
+_FINISHED: Final = 1 << 15
 
 
 def device_of_search(queries: Matrix, base: Any, device: Any, engine: str | None) -> Device | None:
@@ -67,7 +70,7 @@ def search_on_device(
     arrays = arrays_of(_framework(asked, base, device, engine), device)
     narrow = framework_of(asked.framework).refusal(np.dtype(np.int64)) is not None  # JAX without 64-bit types
     with arrays.context():
-        queries = _queries(arrays, asked)
+        queries = _queries(arrays, asked, k)
         best, short = _run(arrays, kind, queries, asked, base, k, block)
         return result_of(arrays, asked, queries.usable, best, metric, short=short, narrow=narrow)
 
@@ -84,11 +87,18 @@ def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> 
     return name if framework_of(name).computes else device_framework(device.type).name
 
 
-def _queries(arrays: Arrays, asked: Matrix) -> Queries:
+def _queries(arrays: Arrays, asked: Matrix, k: int) -> Queries:
+    """The queries in float64, where they are finished: on the host if they are few."""
     require_numbers_on(arrays, "queries", asked)
-    wide = arrays.astype(native_of(arrays, asked), "float64")
-    usable = arrays.xp.all(arrays.xp.isfinite(wide), axis=1)
-    return Queries(arrays.xp.where(usable[:, None], wide, 0.0), usable)
+    few = len(asked) * candidates_for(k) * asked.shape[1] <= _FINISHED
+    home = host_arrays() if few else arrays
+    if few:
+        m = asked if asked.device.is_host else arrays.host(arrays.astype(native_of(arrays, asked), "float64"))
+        wide = widened(np.asarray(m))
+    else:
+        wide = arrays.astype(native_of(arrays, asked), "float64")
+    usable = home.xp.all(home.xp.isfinite(wide), axis=1)
+    return Queries(home, home.xp.where(usable[:, None], wide, 0.0), usable)
 
 
 def native_of(arrays: Arrays, m: Matrix) -> Any:
@@ -100,35 +110,40 @@ def _run(
     arrays: Arrays, kind: Kind, queries: Queries, asked: Matrix, base: Any, k: int, block: int | None
 ) -> tuple[Best, bool]:
     """The answer, and whether all numbers were short floats."""
-    count = len(asked)
+    count, home = len(asked), queries.arrays
     starts = range(0, count, _QUERIES)
-    parts = [_cut(arrays, queries, start) for start in starts]
-    best = [Best.empty(arrays, min(_QUERIES, count - start), k) for start in starts]
+    parts = [_cut(queries, start) for start in starts]
+    best = [Best.empty(home, min(_QUERIES, count - start), k) for start in starts]
+    attempts: list[Attempt] = []
     short, careful, number = is_short_float(asked.dtype), False, 0
     for m in _blocks(arrays, base, block):
         require_columns("queries", asked.shape[1], "base", m.shape[1])
         require_numbers_on(arrays, "rows of the base", m)
         short = short and is_short_float(m.dtype)
+        bounded = np.float64 not in (asked.dtype, m.dtype)
         rows, step = _exact(arrays, native_of(arrays, m), m.dtype), _rows_of_tile(arrays, m, min(count, _QUERIES))
         for start in range(0, len(m) if count else 0, step):
             part = rows if step >= len(m) else rows[start : start + step, :]
-            screen = Screen(arrays, kind, part, number + start, careful=careful)
-            best = [screen.search(some, before) for some, before in zip(parts, best, strict=True)]
-            careful = screen.careful
+            # Settled only now, so that the device could work while this block was on its way.
+            best = [attempt.settled() for attempt in attempts] or best
+            careful = attempts[-1].screen.careful if attempts else careful
+            screen = Screen(arrays, kind, part, number + start, careful=careful, bounded=bounded)
+            attempts = [screen.begin(some, before) for some, before in zip(parts, best, strict=True)]
         number += len(m)
+    best = [attempt.settled() for attempt in attempts] or best
     if not best:
-        return Best.empty(arrays, 0, k), short
+        return Best.empty(home, 0, k), short
     whole = best[0]
     for more in best[1:]:
         whole = whole.below(more)
     return whole, short
 
 
-def _cut(arrays: Arrays, queries: Queries, start: int) -> Queries:
+def _cut(queries: Queries, start: int) -> Queries:
     count = queries.wide.shape[0]
     if count <= _QUERIES:
         return queries
-    return queries.rows(arrays, arrays.arange(start, min(start + _QUERIES, count)))
+    return queries.rows(queries.arrays.arange(start, min(start + _QUERIES, count)))
 
 
 def _rows_of_tile(arrays: Arrays, m: Matrix, queries: int) -> int:
@@ -150,7 +165,7 @@ def _blocks(arrays: Arrays, base: Any, block: int | None) -> Iterator[Matrix]:
         return
     if block is None:
         width = max(base.shape[1] * np.dtype(base.dtype).itemsize, 1)
-        block = max(1, min(max(len(base) * width // 16, _LEAST), _MOST) // width)
+        block = max(1, min(max(len(base) * width // 8, _LEAST), _MOST) // width)
     if not len(base):
         yield from_tensor(np.empty(base.shape, base.dtype))
     yield from blocks_of(base, block, device=arrays.device, framework=arrays.framework.name)
@@ -183,21 +198,24 @@ def result_of(
 
     ``usable`` (q,): queries that have neighbours.  ``short``: distances are float32.  ``narrow``: without 64-bit types.
     """
-    xp, dtype = arrays.xp, "float32" if short else "float64"
+    home, dtype = best.arrays, "float32" if short else "float64"
+    xp = home.xp
     ids = xp.where(usable[:, None], best.ids, -1)
     keys = xp.where(usable[:, None], best.keys, xp.inf)
     if metric == "euclidean":
         keys = xp.sqrt(keys)
     elif metric == "inner_product":
         keys = -keys
-    if asked.device.is_host:
-        with np.errstate(over="ignore", under="ignore"):
-            return in_framework_of(asked, arrays.host(ids), arrays.host(keys).astype(dtype))
-    owner = framework_of(asked.framework)
-    distances = arrays.astype(keys, "float32" if narrow else dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        if asked.device.is_host:
+            return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
+        distances = home.astype(keys, "float32" if narrow else dtype)
     whole = "int32" if narrow else "int64"
-    valid = arrays.astype(xp.sum(arrays.astype(ids >= 0, "int64"), axis=1), whole)
-    parts = arrays.astype(ids, whole), distances, valid
+    valid = home.astype(xp.sum(home.astype(ids >= 0, "int64"), axis=1), whole)
+    parts: Any = home.astype(ids, whole), distances, valid
+    if home is not arrays:
+        parts = tuple(arrays.array(part) for part in parts)
+    owner = framework_of(asked.framework)
     if owner.name == arrays.framework.name or not owner.computes:
         return KnnResult(*parts)
     return KnnResult(*(convert(part, owner.name, device=asked.device) for part in parts))

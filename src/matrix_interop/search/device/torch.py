@@ -67,6 +67,12 @@ class TorchArrays(Arrays):
     def rows(self, x: Any, numbers: Any) -> Any:
         return x[numbers]
 
+    def along(self, x: Any, places: Any) -> Any:
+        return x.gather(1, places)
+
+    def order(self, x: Any) -> Any:
+        return torch.argsort(x, dim=1, stable=True)
+
     def squared_norms(self, y: Any) -> Any:
         return torch.linalg.vector_norm(y, dim=1).square_()  # in one pass, without the matrix of squares
 
