@@ -88,7 +88,7 @@ class Matrix:
         there is no plain memory, `UnknownFrameworkError` for an object without a known protocol, and as `convert`.
         """
         view = read(x, fill)
-        if view.ndim != 2:
+        if len(view.shape) != 2:
             view = as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
             device = CPU if cls is HostMatrix else device_meant(view, None)

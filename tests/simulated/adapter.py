@@ -59,10 +59,10 @@ class LateframeFramework(Framework):
         return lateframe
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(Device(DEVICE_TYPE, index) for index in range(lateframe.device_count()))
+        return tuple(Device(self.device_types[0], index) for index in range(lateframe.device_count()))
 
     def current_device(self) -> Device:
-        return Device(DEVICE_TYPE, lateframe.current_device())
+        return Device(self.device_types[0], lateframe.current_device())
 
     def current_stream(self, device: Device) -> int:
         return lateframe.current_stream(device.index)

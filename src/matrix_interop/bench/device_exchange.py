@@ -3,6 +3,8 @@
 A matrix of 1000 x 128 float32, both frameworks on one stream.  "matrix" makes a `Matrix` of the source and asks it for
 the target, "convert" does both in one call, "second" asks a `Matrix` that is there already.  "bare" is
 ``from_dlpack`` of the target, "interface" the call that goes through the CUDA array interface where there is one.
+JAX arrays are read-only, which torch and CuPy cannot keep: they share with ``share_readonly=True``, as the bare calls do
+unasked.  Where there are two devices, 1 GiB goes from one to the other, waited for.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from matrix_interop.matrix import from_tensor
 __all__ = ["cases", "main"]
 
 _SHAPE: Final = (1000, 128)
+#: float32 entries of the copy between two devices.
+_PEER_ENTRIES: Final = 1 << 28
 #: Module name -> its name in the calls below.
 _NAMES: Final = {"torch": "torch", "cupy": "cupy", "jax": "jax"}
 #: (source, target) -> bare calls by name; x is the source.
@@ -50,6 +54,9 @@ def cases() -> Iterator[Case]:
     for (source, target), bare in _CALLS.items():
         if {source, target} <= here:
             yield _case(source, target, bare, base, modules)
+    torch = modules.get("torch")
+    if torch is not None and torch.cuda.device_count() > 1:
+        yield _peer_case(torch)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +69,7 @@ def _case(source: str, target: str, bare: dict[str, str], base: np.ndarray, modu
     if source == "jax":
         x.block_until_ready()
     names = {**modules, "x": x, "m": from_tensor(x), "from_tensor": from_tensor, "convert": convert}
-    share = ", share_readonly=True" if source == "jax" else ""  # which is what the bare calls do unasked
+    share = ", share_readonly=True" if source == "jax" else ""
     ours = {
         "matrix": f"from_tensor(x).to_tensor({target!r}{share})",
         "convert": f"convert(x, {target!r}{share})",
@@ -73,6 +80,24 @@ def _case(source: str, target: str, bare: dict[str, str], base: np.ndarray, modu
     for name, limit in _LIMITS.get((source, target), {}).items():
         goals.append(Goal(name, "bare", factor=0.0, plus=limit))
     return Case(f"{source} -> {target}", calls, tuple(goals), value=_value)
+
+
+def _peer_case(torch: Any) -> Case:
+    x = torch.arange(_PEER_ENTRIES, dtype=torch.float32, device="cuda:0").reshape(-1, 1024)
+    m = from_tensor(x)
+
+    def done(made: Any) -> Any:
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        return made
+
+    calls = {
+        "matrix": Call("from_tensor(x).to_device('cuda:1')", lambda: done(from_tensor(x).to_device("cuda:1"))),
+        "second": Call("m.to_device('cuda:1')", lambda: done(m.to_device("cuda:1"))),
+        "bare": Call("x.to('cuda:1')", lambda: done(x.to("cuda:1"))),
+    }
+    goals = (Goal("matrix", "bare", factor=1 / 0.9), Goal("second", "bare", factor=1 / 0.9))
+    return Case("cuda:0 -> cuda:1, 1 GiB", calls, goals, nbytes=4 * _PEER_ENTRIES, value=_value)
 
 
 def _value(result: Any) -> np.ndarray:

@@ -189,9 +189,13 @@ def resolve(view: TensorView, made: CopyPlan) -> np.ndarray:
 
 
 def copy_to(out: np.ndarray, view: TensorView) -> None:
-    """The true values of a host view, in the dtype of ``out``; what does not fit wraps or rounds as in NumPy."""
+    """The true values of any view, in the dtype of host memory ``out``; what does not fit wraps or rounds as in NumPy."""
     if view.pending is not None:
         view.pending.write(out)
+    elif not view.device.is_host:
+        from matrix_interop.exchange.moves import start_fetch
+
+        start_fetch(view, decide(view, framework("numpy"), place=CPU, requested=True), out).wait()
     else:
         values = view.header
         if not np.can_cast(values.dtype, out.dtype, "unsafe"):  # 8-bit floats that do not know each other
