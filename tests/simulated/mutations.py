@@ -32,7 +32,9 @@ CALLS = frozenset(
 #: Tests that must notice, the most telling first.
 TESTS = ("tests/exchange/test_moves.py", "tests/simulated/test_adapter.py", "tests/transfer")
 #: Removals that change nothing a test could see, with the reason.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "transfer/staging.py:Staging._reserve:wait": "the loop asks again and again instead of sleeping until told",
+}
 
 
 def mutations(package: Path = PACKAGE) -> dict[str, tuple[Path, ast.Expr]]:
@@ -94,9 +96,9 @@ def _fails(source: Path, test: str) -> bool:
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300, check=False)
     except subprocess.TimeoutExpired:  # somebody waits for what never comes
         return True
-    if ran.returncode not in {0, 1}:  # not a test that failed, but tests that could not run
+    if ran.returncode > 1:  # not a test that failed, but tests that could not run
         raise RuntimeError(ran.stdout.decode()[-2000:])
-    return ran.returncode == 1
+    return ran.returncode != 0  # below 0: memory was overwritten so that the process died
 
 
 if __name__ == "__main__":
