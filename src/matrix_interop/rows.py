@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final, cast
 
@@ -180,9 +180,11 @@ def _sent_ahead(
 ) -> Iterator[Matrix]:
     """Blocks on a device: while the caller works with one, the next is read and sent."""
     ahead: deque[_Sending] = deque()
+    # One thread for all blocks: the copiers that torch starts stay with the thread that they serve.
+    sender = ThreadPoolExecutor(1, "matrix-interop blocks")
     try:
         for part in _cut(rows, size):
-            ahead.append(_Sending(read, part, dtype, target, device, ahead[-1] if ahead else None))
+            ahead.append(_Sending(read, part, dtype, target, device, sender))
             if len(ahead) > 1:
                 yield ahead.popleft().matrix()
         while ahead:
@@ -190,10 +192,11 @@ def _sent_ahead(
     finally:
         while ahead:
             ahead.popleft().drain()
+        sender.shutdown()
 
 
 class _Sending:
-    """A block on its way to a device, read and sent by a thread of its own once the one before is sent."""
+    """A block on its way to a device, read and sent by the thread of ``sender`` once the ones before are sent."""
 
     def __init__(
         self,
@@ -202,62 +205,47 @@ class _Sending:
         dtype: np.dtype[Any],
         target: Framework,
         device: Device,
-        before: _Sending | None,
+        sender: ThreadPoolExecutor,
     ) -> None:
         self._read = read
         self._rows = rows
         self._dtype = dtype.newbyteorder("=")
         self._target = target
         self._device = device
-        self._before = before
-        self._over = threading.Event()
-        self._error: BaseException | None = None
         self._runtime = get_runtime(device.type)
-        self._sent: int | None = None
         columns = read(rows[:0]).shape[1]
         # Made before the caller works with the block before this one, so that the bus need not wait for that work.
         self._native = target.empty((len(rows), columns), self._dtype, device)
         self._raw = target.view(self._native)
         self._ready = self._runtime.record(target.current_stream(device), device.index)
-        threading.Thread(target=copy_context().run, args=(self._work,), name="matrix-interop blocks").start()
+        self._sent = sender.submit(copy_context().run, self._send)
 
-    def _work(self) -> None:
+    def _send(self) -> int:
+        """Read and send; the event after which the block is there."""
         runtime, ordinal = self._runtime, self._device.index
-        try:
-            if self._before is not None:
-                self._before._over.wait()
-                self._before = None
-            with side_stream(runtime, ordinal) as stream:
-                try:
-                    runtime.wait(stream, self._ready, ordinal)
-                finally:
-                    runtime.release(self._ready)
-                upload(self._read(self._rows), self._raw.pointer, self._dtype, self._device, stream)
-                self._sent = runtime.record(stream, ordinal)
-        except BaseException as error:  # noqa: BLE001 - raised by `matrix`
-            self._error = error
-        finally:
-            self._over.set()
+        with side_stream(runtime, ordinal) as stream:
+            try:
+                runtime.wait(stream, self._ready, ordinal)
+            finally:
+                runtime.release(self._ready)
+            upload(self._read(self._rows), self._raw.pointer, self._dtype, self._device, stream)
+            return runtime.record(stream, ordinal)
 
     def matrix(self) -> Matrix:
         """The block, ready on the current stream of its framework."""
-        self._over.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._sent is not None  # noqa: S101 - for the type checker: without an error it is there
+        sent = self._sent.result()
         current = self._target.current_stream(self._device)
         try:
-            self._runtime.wait(current, self._sent, self._device.index)
+            self._runtime.wait(current, sent, self._device.index)
         finally:
-            self._runtime.release(self._sent)
+            self._runtime.release(sent)
         record_copy(self._raw.nbytes, Reason.DEVICE, f"block of {len(self._rows)} rows moved to {self._device}")
         return from_tensor(self._target.written(self._native, current, self._device))
 
     def drain(self) -> None:
         """Nobody wants the block: its memory goes back once nothing is written there."""
-        self._over.wait()
-        if self._sent is not None:
-            finish(self._runtime, self._sent)
+        if self._sent.exception() is None:
+            finish(self._runtime, self._sent.result())
 
 
 # Which rows ------------------------------------------------------------------------------------------

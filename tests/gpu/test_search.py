@@ -93,7 +93,7 @@ def test_every_pair_of_frameworks(queries_in: str, base_in: str, metric: str) ->
 
 def test_cupy_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch, CuPy searches by the array API alone."""
-    monkeypatch.setattr(device_search, "find_spec", lambda name: None)
+    monkeypatch.setattr(device_search, "_torch_serves", lambda device: False)
     base, queries = rows(20000, 24), rows(50, 24, 1)
     for metric in METRICS:
         found = knn(framework_array("cupy", queries), framework_array("cupy", base), 12, metric=metric)

@@ -2,13 +2,15 @@
 
 cuVS takes a row stride other than the row length for dense memory, without an error, knows no bfloat16, takes queries
 on the device only, ignores the stream an array names and keeps no reference to the base (26.10).  So everything
-reaches it as dense float32 rows on the device, on one stream, and the base is kept here.
+reaches it as dense float32 rows on the device, and the base is kept here.  Its ``Resources(stream=...)`` takes the
+address of the Python object for the stream and crashes, so it works on a stream of its own, between two waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, Final
@@ -21,6 +23,7 @@ from matrix_interop.errors import FrameworkNotInstalledError
 from matrix_interop.frameworks.registry import device_framework
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import DeviceMatrix, Matrix, from_tensor
+from matrix_interop.runtime import get_runtime
 from matrix_interop.search.device.arrays import Arrays, arrays_of
 from matrix_interop.search.device.best import Best
 from matrix_interop.search.device.dense import dense_rows
@@ -92,7 +95,7 @@ class CuvsIndex(Index):
         self._options = options
         self._base: DeviceMatrix | None = None
         self._names: Any = None  # the ids (n,) on the device, where the caller gave them
-        self._resources: dict[int, Any] = {}
+        self._resources: Any = None
         if options:
             self._parameters(1)  # so that an unknown option is refused here
 
@@ -137,10 +140,10 @@ class CuvsIndex(Index):
         return dense_rows(builder.finish())
 
     def _build(self, arrays: Arrays, base: DeviceMatrix) -> Any:
-        resources = self._resources_on(arrays, base.device)
-        if self.algorithm == "brute_force":
-            return self._module.build(base, metric=_METRICS[self.kind], resources=resources)
-        return self._module.build(self._parameters(len(base)), base, resources=resources)
+        with self._handle(arrays, base.device) as handle:
+            if self.algorithm == "brute_force":
+                return self._module.build(base, metric=_METRICS[self.kind], resources=handle)
+            return self._module.build(self._parameters(len(base)), base, resources=handle)
 
     def _parameters(self, count: int) -> Any:
         """IndexParams for so many rows."""
@@ -158,12 +161,19 @@ class CuvsIndex(Index):
             raise TypeError(msg)
         return self._module.IndexParams(**(chosen | self._options))
 
-    def _resources_on(self, arrays: Arrays, device: Device) -> Any:
-        """cuVS's handle for the current stream: making one takes longer than a search."""
-        stream = arrays.framework.current_stream(device)
-        if stream not in self._resources:
-            self._resources[stream] = _common.Resources(stream=stream)
-        return self._resources[stream]
+    @contextlib.contextmanager
+    def _handle(self, arrays: Arrays, device: Device) -> Iterator[Any]:
+        """cuVS's handle, once all that it will read is there; what it wrote is there afterwards."""
+        runtime = get_runtime(device.type)
+        ready = runtime.record(arrays.framework.current_stream(device), device.index)
+        try:
+            runtime.synchronize(ready)
+        finally:
+            runtime.release(ready)
+        if self._resources is None:  # making it takes longer than a search
+            self._resources = _common.Resources()
+        yield self._resources
+        self._resources.sync()
 
     def search(self, queries: Any, k: int) -> KnnResult:
         asked, k = self._asked(queries, k)
@@ -184,7 +194,8 @@ class CuvsIndex(Index):
                 steps = range(0, len(asked), _QUERIES)
                 parts = [self._found(arrays, wide[start : start + _QUERIES, :], found) for start in steps]
                 ids, keys = (xp.concat([part[turn] for part in parts], axis=0) for turn in (0, 1))
-                best = best.joined(keys, ids)
+                order = arrays.order(ids)  # as `joined` wants them
+                best = best.joined(arrays.along(keys, order), arrays.along(ids, order))
             return result_of(arrays, asked, usable, best, self.metric, short=True, narrow=narrow)
 
     def _found(self, arrays: Arrays, queries: Any, k: int) -> tuple[Any, Any]:
@@ -197,12 +208,13 @@ class CuvsIndex(Index):
         arguments: tuple[Any, ...] = (self.native, from_tensor(queries), k)
         if self.algorithm != "brute_force":
             arguments = (self._module.SearchParams(**self._search_options(k)), *arguments)
-        self._module.search(
-            *arguments,
-            neighbors=_Unsigned(places) if whole == "int32" else from_tensor(places),
-            distances=from_tensor(scores),
-            resources=self._resources_on(arrays, device),
-        )
+        with self._handle(arrays, device) as handle:
+            self._module.search(
+                *arguments,
+                neighbors=_Unsigned(places) if whole == "int32" else from_tensor(places),
+                distances=from_tensor(scores),
+                resources=handle,
+            )
         places, keys = arrays.astype(places, "int64"), arrays.astype(scores, "float64")
         missing = (places < 0) | (places >= len(self)) | xp.isnan(keys)
         keys = -keys if self.kind == "product" else xp.where(keys > 0, keys, 0.0)

@@ -47,7 +47,7 @@ class Arrays:
         return convert(values, self.framework.name, device=self.device, copy=True)
 
     def host(self, x: Any) -> np.ndarray:
-        """The values on the host, once they are there."""
+        """The values on the host, once they are there; bfloat16 may come as float32."""
         return np.asarray(convert(x, "numpy"))
 
     def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
@@ -99,6 +99,7 @@ def host_arrays() -> Arrays:
     return Arrays(framework_of("numpy"), CPU)
 
 
+@cache
 def arrays_of(name: str, device: Device) -> Arrays:
     """The operations of the framework ``name`` on ``device``."""
     place, _, made = _TABLE.get(name, "matrix_interop.search.device.arrays:Arrays").partition(":")

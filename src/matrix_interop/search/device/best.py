@@ -13,6 +13,8 @@ __all__ = ["Best", "smallest"]
 #: Below this many scores in a group, choosing groups first saves nothing.
 _LEAST: Final = 8
 _MOST: Final = 256
+#: Below this many scores, more operations cost more than more readings.
+_FEW: Final = 1 << 22
 
 
 class Best:
@@ -78,6 +80,8 @@ def smallest(arrays: Arrays, scores: Any, k: int) -> tuple[Any, Any]:
     the k smallest.  That reads the scores once, where choosing from all of them reads them several times.
     """
     xp, (count, n) = arrays.xp, scores.shape
+    if count * n < _FEW:
+        return arrays.top(scores, k)
     size = 1 << max(0, int(np.sqrt(n / k)).bit_length() - 1)
     size = min(size, _MOST)
     groups = n // size

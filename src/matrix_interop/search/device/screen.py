@@ -22,6 +22,7 @@ from matrix_interop.search.device.arrays import Arrays
 from matrix_interop.search.device.best import Best, smallest
 from matrix_interop.search.device.exact import search_exactly
 from matrix_interop.search.device.measure import candidate_keys, unit
+from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind
 from matrix_interop.search.prepared import SAMPLE, placement
 
@@ -42,22 +43,48 @@ def candidates_for(k: int) -> int:
     return k + max(8, k // 4)
 
 
-class Queries(NamedTuple):
-    """``wide`` (q, d) float64, those that are not finite replaced by zeros; ``usable`` (q,): the others."""
+class Queries:
+    """``wide`` (q, d) float64, those that are not finite replaced by zeros; ``usable`` (q,): the others.
 
-    arrays: Arrays
-    wide: Any
-    usable: Any
+    ``native`` (q, d): the queries as they came, on the device ``source``.  What is worked out of them lives on
+    ``arrays`` and is made when it is first asked for, so that a device that searches by ``native`` need not wait.
+    """
+
+    def __init__(self, arrays: Arrays, native: Any, source: Arrays) -> None:
+        self.arrays = arrays
+        self.native = native
+        self.source = source
+
+    @cached_property
+    def _both(self) -> tuple[Any, Any]:
+        xp = self.arrays.xp
+        if self.arrays is self.source:
+            wide = self.arrays.astype(self.native, "float64")
+        else:
+            wide = widened(self.source.host(self.native))
+        usable = xp.all(xp.isfinite(wide), axis=1)
+        return xp.where(usable[:, None], wide, 0.0), usable
+
+    @property
+    def wide(self) -> Any:
+        """See above."""
+        return self._both[0]
+
+    @property
+    def usable(self) -> Any:
+        """See above."""
+        return self._both[1]
+
+    def __len__(self) -> int:
+        return int(self.native.shape[0])
 
     def rows(self, numbers: Any) -> Queries:
-        """Some of them."""
-        return Queries(self.arrays, self.arrays.rows(self.wide, numbers), self.arrays.rows(self.usable, numbers))
+        """Some of them, on the device."""
+        return Queries(self.source, self.source.rows(self.native, numbers), self.source)
 
     def on(self, arrays: Arrays) -> Queries:
-        """The same queries, on another device."""
-        if arrays is self.arrays:
-            return self
-        return Queries(arrays, *(arrays.array(self.arrays.host(part)) for part in (self.wide, self.usable)))
+        """The same queries, worked with on another device."""
+        return self if arrays is self.arrays else Queries(arrays, self.native, self.source)
 
 
 class _Prepared(NamedTuple):
@@ -173,8 +200,8 @@ class Screen:
         for start in range(0, count, step):
             some = places if step >= count else places[start : start + step, :]
             wide = queries.wide if step >= count else queries.wide[start : start + step, :]
-            rows = arrays.astype(arrays.rows(self.rows, arrays.xp.reshape(some, (-1,))), "float64")
-            rows = self._brought(home, arrays.xp.reshape(rows, (*some.shape, self.rows.shape[1])))
+            rows = self._brought(home, arrays.rows(self.rows, arrays.xp.reshape(some, (-1,))))
+            rows = home.xp.reshape(home.astype(rows, "float64"), (*some.shape, self.rows.shape[1]))
             key, none = candidate_keys(home, self.kind, wide, rows, bounded=self.bounded)
             keys.append(key)
             missing.append(none)
@@ -187,11 +214,11 @@ class Screen:
         """The answer from ``wanted`` candidates, and the flags of the attempt."""
         arrays, home = self.arrays, best.arrays
         bound = (_SquaredBound if self.kind == "squared" else _ProductBound)(self, queries)
-        x = bound.x if home is arrays else arrays.array(bound.x)
         made = self._made = self._made or (self._carefully() if self.careful else self._plainly())
-        scores, places = smallest(arrays, arrays.scores(x, made.y, made.offset), wanted)
-        found = self._measured(queries, best, arrays.xp.sort(places, axis=1))
-        left_out = bound.key(home.astype(self._brought(home, scores[:, -1]), "float64"))
+        scores, places = smallest(arrays, arrays.scores(bound.x, made.y, made.offset), wanted)
+        scores, places = scores[:, -1], arrays.xp.sort(places, axis=1)
+        found = self._measured(queries, best, places)
+        left_out = bound.key(home.astype(self._brought(home, scores), "float64"))
         radius = made.radius if self.kind == "squared" else self._brought(home, made.radius)
         proven = bound.proves(left_out, found.keys[:, -1], radius) | ~queries.usable
         sound = home.xp.reshape(self._brought(home, made.sound), (1,))
@@ -256,12 +283,24 @@ class _SquaredBound:
     """Scores of squared L2 as keys, and their error, each (q,). ``x`` (q, d) float32: what is multiplied with rows."""
 
     def __init__(self, screen: Screen, queries: Queries) -> None:
-        arrays, self.xp = queries.arrays, queries.arrays.xp
-        wide = queries.wide if screen.centre is None else queries.wide - screen.centre
+        self.xp = queries.arrays.xp
         self.careful = screen.careful
         self.relative = screen.relative
-        self.own = self.xp.sum(wide * wide, axis=1)
-        self.x = arrays.astype(wide, "float32") * -2.0
+        self.queries = queries
+        self.centre = screen.centre
+        if queries.arrays is queries.source:
+            self.x = queries.arrays.astype(self._moved(), "float32") * -2.0
+        else:  # few queries: those that are not finite may find anything
+            self.x = queries.source.astype(queries.native, "float32") * -2.0
+
+    def _moved(self) -> Any:
+        return self.queries.wide if self.centre is None else self.queries.wide - self.centre
+
+    @cached_property
+    def own(self) -> Any:
+        """|x|**2."""
+        moved = self._moved()
+        return self.xp.sum(moved * moved, axis=1)
 
     def key(self, scores: Any) -> Any:
         return scores + self.own
@@ -284,7 +323,8 @@ class _ProductBound:
         directions = unit(xp, wide)
         self.cosine = cosine
         self.relative = screen.relative
-        self.x = -arrays.astype(directions, "float32")
+        x = -arrays.astype(directions, "float32")
+        self.x = x if arrays is queries.source else queries.source.array(x)
         length = xp.sqrt(xp.sum(wide * wide, axis=1))
         self.weight = arrays.astype(length > 0, "float64") if cosine else length
         self.shift: Any = 1.0 if cosine else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from matrix_interop.rows import blocks_of
 from matrix_interop.search.device.arrays import Arrays, arrays_of, host_arrays
 from matrix_interop.search.device.best import Best
 from matrix_interop.search.device.screen import Attempt, Queries, Screen, candidates_for
-from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
 from matrix_interop.search.sources import is_short_float, require_columns
@@ -81,24 +81,22 @@ def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> 
         return engine
     owners = [m.framework for m in (asked, base) if isinstance(m, Matrix) and m.device == device]
     name = owners[0] if owners else device_framework(device.type).name
-    shared = device.type == "cuda" and name != "jax" and find_spec("torch") is not None
-    if shared and device in framework_of("torch").devices():
+    if name == "torch" or (name != "jax" and _torch_serves(device)):
         return "torch"
     return name if framework_of(name).computes else device_framework(device.type).name
 
 
+@cache
+def _torch_serves(device: Device) -> bool:
+    return device.type == "cuda" and find_spec("torch") is not None and device in framework_of("torch").devices()
+
+
 def _queries(arrays: Arrays, asked: Matrix, k: int) -> Queries:
-    """The queries in float64, where they are finished: on the host if they are few."""
+    """The queries; what is few is finished on the host."""
     require_numbers_on(arrays, "queries", asked)
     few = len(asked) * candidates_for(k) * asked.shape[1] <= _FINISHED
-    home = host_arrays() if few else arrays
-    if few:
-        m = asked if asked.device.is_host else arrays.host(arrays.astype(native_of(arrays, asked), "float64"))
-        wide = widened(np.asarray(m))
-    else:
-        wide = arrays.astype(native_of(arrays, asked), "float64")
-    usable = home.xp.all(home.xp.isfinite(wide), axis=1)
-    return Queries(home, home.xp.where(usable[:, None], wide, 0.0), usable)
+    native = _exact(arrays, native_of(arrays, asked), asked.dtype)
+    return Queries(host_arrays() if few else arrays, native, arrays)
 
 
 def native_of(arrays: Arrays, m: Matrix) -> Any:
@@ -140,10 +138,9 @@ def _run(
 
 
 def _cut(queries: Queries, start: int) -> Queries:
-    count = queries.wide.shape[0]
-    if count <= _QUERIES:
+    if len(queries) <= _QUERIES:
         return queries
-    return queries.rows(queries.arrays.arange(start, min(start + _QUERIES, count)))
+    return queries.rows(queries.source.arange(start, min(start + _QUERIES, len(queries))))
 
 
 def _rows_of_tile(arrays: Arrays, m: Matrix, queries: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ import torch
 from matrix_interop.search.device.arrays import Arrays
 
 __all__ = ["TorchArrays"]
+
+#: The driver has taken a copy of so many bytes when it returns: nobody needs to wait.
+_TAKEN: Final = 64 << 10
 
 _lock = threading.Lock()
 _searching = 0
@@ -43,16 +47,15 @@ def _full_precision() -> Iterator[None]:
 class TorchArrays(Arrays):
     """Also for CuPy, whose memory torch shares."""
 
-    @contextmanager
-    def context(self) -> Iterator[None]:
-        with torch.inference_mode(False), torch.no_grad(), _full_precision():
-            yield
+    def context(self) -> AbstractContextManager[None]:
+        return _full_precision()
 
     def array(self, values: np.ndarray) -> Any:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._where)
+        there = torch.from_numpy(np.ascontiguousarray(values))
+        return there.to(self._where, non_blocking=values.nbytes <= _TAKEN)
 
     def host(self, x: Any) -> np.ndarray:
-        found: np.ndarray = x.cpu().numpy()
+        found: np.ndarray = (x.float() if x.dtype is torch.bfloat16 else x).cpu().numpy()
         return found
 
     def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
@@ -91,6 +94,6 @@ class TorchArrays(Arrays):
         kept = torch.cuda.memory_reserved(self.device.index) - torch.cuda.memory_allocated(self.device.index)
         return int(free + kept)
 
-    @property
+    @cached_property
     def _where(self) -> torch.device:
         return torch.device("cpu") if self.device.is_host else torch.device(self.device.type, self.device.index)
