@@ -102,7 +102,9 @@ def test_kept_rows_stay_right(device: SimulatedRuntime) -> None:
     order = np.arange(6000)[::-1] // 2 * 2
     taken = list(m.rows(order, block=500))  # made by the device, then read into ordinary memory
     assert np.array_equal(np.stack(taken), a[order])
-    del first, second, one, other, taken
+    spread = list(m.rows(slice(None, None, 2), block=200))
+    assert np.array_equal(np.stack(spread), a[::2])
+    del first, second, one, other, taken, spread
     gc.collect()
     device.quiesce()
     stats = default_arena().stats()
@@ -211,9 +213,14 @@ def test_blocks_are_ready_on_the_current_stream(device: SimulatedRuntime) -> Non
 
 def test_blocks_left_early(device: SimulatedRuntime) -> None:
     """What was on its way is waited for, so that its memory can be given out again."""
-    blocks = from_tensor(numbers()).blocks(30, device="ext:0")
-    next(blocks)
-    blocks.close()  # type: ignore[attr-defined]
+    for _ in range(8):
+        blocks = from_tensor(numbers()).blocks(30, device="ext:0")
+        kept = next(blocks)
+        blocks.close()  # type: ignore[attr-defined]
+        again = [lateframe.fill_late(lateframe.empty((30, 16)), 7) for _ in range(3)]
+        device.quiesce()
+        assert {value for x in again for value in x.numpy().ravel().tolist()} == {7.0}
+        assert np.asarray(kept.to_host()).tolist() == numbers()[:30].tolist()
     device.quiesce()
     stats = default_arena().stats()
     assert (stats.live, stats.pending) == (0, 0)
