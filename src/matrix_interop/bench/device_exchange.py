@@ -3,8 +3,8 @@
 A matrix of 1000 x 128 float32, both frameworks on one stream.  "matrix" makes a `Matrix` of the source and asks it for
 the target, "convert" does both in one call, "second" asks a `Matrix` that is there already.  "bare" is
 ``from_dlpack`` of the target, "interface" the call that goes through the CUDA array interface where there is one.
-JAX arrays are read-only, which torch and CuPy cannot keep: they share with ``share_readonly=True``, as the bare calls do
-unasked.  Where there are two devices, 1 GiB goes from one to the other, waited for.
+JAX arrays are read-only, which torch and CuPy cannot keep: they share with ``share_readonly=True``, as the bare calls
+do unasked.  Where there are two devices, 1 GiB goes from one to the other, waited for.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def resolve(view: TensorView, made: CopyPlan) -> np.ndarray:
 
 
 def copy_to(out: np.ndarray, view: TensorView) -> None:
-    """The true values of any view, in the dtype of host memory ``out``; what does not fit wraps or rounds as NumPy's."""
+    """The true values of any view, in the dtype of host memory ``out``; what does not fit wraps or rounds."""
     if view.pending is not None:
         view.pending.write(out)
     elif not view.device.is_host:
