@@ -1,0 +1,267 @@
+"""The search that runs on devices, run on the host: the proof, every framework, and cuVS's shape over a stub."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from matrix_interop.devices import CPU
+from matrix_interop.frameworks.registry import framework
+from matrix_interop.matrix import from_tensor
+from matrix_interop.search import KnnResult, build, knn, libraries
+from matrix_interop.search.device import best, screen
+from matrix_interop.search.device import search as device_search
+from matrix_interop.search.device.arrays import Arrays, arrays_of
+from matrix_interop.search.metrics import kind_of
+from search.reference import METRICS, neighbours
+from search.test_knn import real_set, rows
+
+
+def search(queries: Any, base: Any, k: int, name: str = "torch", metric: str = "sqeuclidean", **more: Any) -> KnnResult:
+    """The device's search, on the host."""
+    base = base if isinstance(base, list) else from_tensor(base)
+    return device_search.search_on_device(
+        from_tensor(queries), base, k, metric=metric, device=CPU, engine=name, block=more.get("block")
+    )
+
+
+def same(found: KnnResult, expected: KnnResult) -> bool:
+    """The same ids and counts, and distances but for the last bit."""
+    close = np.allclose(np.asarray(found.distances), expected.distances, rtol=3e-7, atol=0)
+    return bool(np.array_equal(found.ids, expected.ids) and np.array_equal(found.valid, expected.valid) and close)
+
+
+def hard_values() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Queries and base by what is hard about them."""
+    base, queries = rows(3000, 24), rows(20, 24, 1)
+    odd, asked = base.copy(), queries.copy()
+    odd[[5, 700], [0, 3]], odd[[6, 2999], [1, 2]], asked[3, 4] = np.nan, (np.inf, -np.inf), np.nan
+    return {
+        "plain": (queries, base),
+        "an offset": (queries + 1000, base + 1000),
+        "not finite": (asked, odd),
+        "duplicates": (queries, np.repeat(base[:1], 3000, 0)),
+        "extreme": (queries * np.float32(1e18), base * np.float32(1e18)),
+        "whole numbers": (rows(20, 5, 1, "i1") // 16, rows(3000, 5, 0, "i1") // 16),
+        "few rows": (queries, base[:9]),
+        "unsigned": (rows(20, 24, 1, "u2"), rows(3000, 24, 0, "u2")),
+    }
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("what", hard_values())
+def test_hard_values(what: str, metric: str) -> None:
+    """As the search for the host finds them, alone, in a batch and in blocks."""
+    queries, base = hard_values()[what]
+    found = search(queries, base, 12, metric=metric)
+    assert same(found, knn(queries, base, 12, metric=metric, engine="numpy"))
+    for other in (search(queries[5:6], base, 12, metric=metric), search(queries, base, 12, metric=metric, block=700)):
+        first = 5 if len(other.ids) == 1 else 0
+        assert np.array_equal(other.ids, found.ids[first : first + len(other.ids)])
+        assert np.array_equal(other.distances, found.distances[first : first + len(other.ids)])
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", ["numpy", "jax"])
+def test_the_array_api_and_jax(name: str) -> None:
+    """Other frameworks find the same, bit by bit."""
+    for what in ("plain", "not finite"):
+        queries, base = hard_values()[what]
+        expected, found = search(queries, base, 12), search(queries, base, 12, name)
+        assert np.array_equal(found.ids, expected.ids)
+        assert np.array_equal(found.distances, expected.distances)
+
+
+def test_few_queries_are_finished_on_the_host_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last steps run changes no bit."""
+    queries, base = rows(7, 48, 1), rows(4000, 48)
+    for metric in METRICS:
+        found = []
+        for entries in (0, 1 << 40):
+            monkeypatch.setattr(device_search, "_FINISHED", entries)
+            found.append(search(queries, base, 9, metric=metric))
+        assert np.array_equal(found[0].ids, found[1].ids)
+        assert np.array_equal(found[0].distances, found[1].distances)
+
+
+def test_blocks_of_many_kinds_are_numbered_through() -> None:
+    """A list of blocks of several dtypes is one base."""
+    base = rows(900, 8, 0, "i1")
+    blocks = [base[:100], base[100:700].astype(np.float32), torch.from_numpy(base[700:]).double()]
+    assert same(search(rows(9, 8, 1), blocks, 4), knn(rows(9, 8, 1), base.astype(np.float64), 4, engine="numpy"))
+
+
+@pytest.mark.parametrize(("name", "k"), [("digits", 100), ("sift", 100)])
+def test_ground_truth_is_met(shared_data: Path, name: str, k: int) -> None:
+    """Real data, ids and distances as the host's."""
+    base, queries, _ = real_set(shared_data, name)
+    assert same(search(queries, base, k), knn(queries, base, k, engine="numpy"))
+
+
+# The proof ---------------------------------------------------------------------------------------
+class Rounder(Arrays):
+    """Scores as far off as the promise allows, at random, under a coarse unit roundoff."""
+
+    roundoff = 2.0**-12
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(framework("numpy"), CPU)
+        self.random = np.random.default_rng(seed)
+
+    def scores(self, x: Any, y: Any, offset: Any) -> Any:
+        wide, rows_ = x.astype(np.float64), y.astype(np.float64)
+        lengths, norms = np.sqrt((wide * wide).sum(1))[:, None], np.sqrt((rows_ * rows_).sum(1))
+        reach = x.shape[1] * self.roundoff * (lengths * norms if offset is None else (lengths / 2 + norms) ** 2)
+        exact = wide @ rows_.T + (0 if offset is None else offset)
+        return exact + reach * self.random.choice([-1, 1, 0.3], size=exact.shape)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_bad_scores_change_nothing(metric: str) -> None:
+    """However the errors fall, the answer is that of brute force."""
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        base = (random.normal(size=(200, 6)) * 10.0 ** random.uniform(-1, 1, size=(200, 1))).astype(np.float32)
+        arrays = Rounder(seed)
+        queries = screen.Queries(arrays, random.normal(size=(8, 6)).astype(np.float32), arrays)
+        attempt = screen.Screen(arrays, kind_of(metric), base, 0).begin(queries, best.Best.empty(arrays, 8, 5))
+        assert np.array_equal(attempt.settled().ids, neighbours(queries.native, base, 5, metric)[0])
+
+
+def test_good_scores_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Well separated neighbours are proven by float32 alone; far from the origin, once the rows are centred."""
+
+    def never(*arguments: object) -> None:
+        raise AssertionError("searched in float64")
+
+    monkeypatch.setattr(screen, "search_exactly", never)
+    base, queries = rows(5000, 64), rows(50, 64, 1)
+    for metric in METRICS:
+        search(queries, base, 10, metric=metric)
+    search(queries + 1000, base + 1000, 10)
+
+
+@pytest.mark.parametrize(("n", "k"), [(5000, 3), (4096, 10), (70_001, 18), (300, 18), (40, 40)])
+def test_smallest(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups first or not: the k smallest, ascending, and where they are."""
+    monkeypatch.setattr(best, "_FEW", 0)
+    scores = np.random.default_rng(n).permutation(4 * n).reshape(4, n).astype(np.float32)
+    for name, made in (("torch", torch.from_numpy(scores)), ("numpy", scores)):
+        found, places = best.smallest(arrays_of(name, CPU), made, k)
+        assert np.array_equal(places, np.argsort(scores, axis=1)[:, :k])
+        assert np.array_equal(found, np.sort(scores, axis=1)[:, :k])
+
+
+def test_tf32_is_off_for_as_long_as_any_search_runs() -> None:
+    """Searches that overlap restore the process's setting once the last one is over."""
+    from matrix_interop.search.device import torch as module
+
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        first, second = module._full_precision(), module._full_precision()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(second)
+            with first:
+                assert matmul.fp32_precision == "ieee"
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
+
+
+# cuVS over a stub --------------------------------------------------------------------------------
+class Parameters:
+    """IndexParams and SearchParams: they keep what they are given."""
+
+    def __init__(self, **options: Any) -> None:
+        if "nlist" in options:
+            raise TypeError("unexpected keyword argument 'nlist'")
+        self.options = options
+
+
+def _build(*arguments: Any, metric: str = "", resources: Any = None) -> dict[str, Any]:
+    parameters = arguments[0].options if len(arguments) == 2 else {"metric": metric}
+    return {"base": np.asarray(arguments[-1]), **parameters}
+
+
+def _search(*arguments: Any, neighbors: Any, distances: Any, resources: Any) -> None:
+    """What cuVS leaves in the arrays: similarities for products, fillers of its own beyond the rows that it found."""
+    native, queries, k = arguments[-3:]
+    ids, found = neighbours(np.asarray(queries), native["base"], k, native["metric"])
+    np.asarray(neighbors)[...] = np.where(ids == 4, 2**63 - 1, ids)  # row 4 is never found
+    np.asarray(distances)[...] = np.where(ids == 4, 3.4e38, found)
+
+
+@pytest.fixture
+def cuvs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cuVS that computes on the host, and an index that believes this to be a device."""
+    names = ("cuvs", "cuvs.common", "cuvs.neighbors", "cuvs.neighbors.brute_force", "cuvs.neighbors.ivf_flat")
+    for name in names:
+        module = ModuleType(name)
+        for key, value in {
+            "build": _build, "search": _search, "IndexParams": Parameters, "SearchParams": Parameters,
+        }.items():  # fmt: skip
+            setattr(module, key, value)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "matrix_interop.search.cuvs", raising=False)
+    import matrix_interop.search.cuvs as made
+
+    def dense(m: Any, device: Any = None, *, copy: bool | None = None) -> Any:
+        return from_tensor(
+            from_tensor(m).to_tensor("torch", dtype="float32", order="C", copy=copy, share_readonly=True)
+        )
+
+    monkeypatch.setattr(made, "dense_rows", dense)
+    monkeypatch.setattr(made.CuvsIndex, "_handle", lambda *_: contextlib.nullcontext())
+    monkeypatch.setitem(libraries._INDEXES, "cuvs", "matrix_interop.search.cuvs:CuvsIndex")
+    yield
+    sys.modules.pop("matrix_interop.search.cuvs", None)
+
+
+@pytest.mark.parametrize("algorithm", ["brute_force", "ivf_flat"])
+@pytest.mark.parametrize("metric", METRICS)
+def test_cuvs_results_follow_our_convention(cuvs: None, algorithm: str, metric: str) -> None:
+    """T49: fillers become -1 and come last, products are largest first, ids are int64."""
+    base, queries = rows(30, 8), rows(6, 8, 1)
+    found = build(base, "cuvs", algorithm=algorithm, metric=metric).search(queries, 40)
+    ids, distances = neighbours(queries, base, 30, metric)
+    kept = ids != 4
+    assert np.array_equal(found.ids[:, :29], ids[kept].reshape(6, 29))
+    np.testing.assert_allclose(found.distances[:, :29], distances[kept].reshape(6, 29), rtol=1e-5, atol=1e-6)
+    assert (found.ids[:, 29:] == -1).all()
+    assert found.valid.tolist() == [29] * 6
+    assert found.ids.dtype == np.int64
+
+
+def test_cuvs_adds_names_and_refuses(cuvs: None) -> None:
+    """More rows, ids of the caller's own, rows that are not finite by number, options that do not exist."""
+    base = rows(30, 8)
+    index = build(base[:10], "cuvs", algorithm="ivf_flat", search={"n_probes": 3})
+    index.add(base[10:], ids=np.arange(20) + 2**40)
+    assert (len(index), index.native["n_lists"]) == (30, 5)
+    assert index.search(base[[0, 12]], 1).ids.tolist() == [[0], [2**40 + 2]]
+    assert np.array_equal(index.vectors(), base)
+    bad = rows(5, 8)
+    bad[1, 0], bad[3, 2] = np.nan, np.inf
+    with pytest.raises(ValueError, match="rows 1, 3"):
+        index.add(bad)
+    assert len(index) == 30
+    queries = base[:2].copy()
+    queries[0, 0] = np.nan
+    assert index.search(queries, 2).valid.tolist() == [0, 2]
+    with pytest.raises(TypeError, match="nlist"):
+        build(base, "cuvs", algorithm="ivf_flat", nlist=3)
+    with pytest.raises(TypeError, match="nlist"):
+        build(base, "cuvs", nlist=3)
+    with pytest.raises(ValueError, match="'cagra'"):
+        build(base, "cuvs", algorithm="hnsw")
