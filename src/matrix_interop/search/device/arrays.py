@@ -18,7 +18,7 @@ from matrix_interop.frameworks.registry import Framework
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.runtime import get_runtime
 
-__all__ = ["Arrays", "arrays_of", "host_arrays"]
+__all__ = ["Arrays", "HostArrays", "arrays_of", "host_arrays"]
 
 #: Where a framework has better than the array API.
 _TABLE: Final[dict[str, str]] = {
@@ -93,10 +93,30 @@ class Arrays:
         return get_runtime(self.device.type).memory_info(self.device.index)[0]
 
 
+class HostArrays(Arrays):
+    """NumPy, where what is small is finished: an operation there costs a tenth of a kernel's start."""
+
+    def array(self, values: np.ndarray) -> Any:
+        return values
+
+    def host(self, x: Any) -> np.ndarray:
+        found: np.ndarray = x
+        return found
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
+        return np.full(shape, value, dtype)
+
+    def arange(self, start: int, stop: int) -> Any:
+        return np.arange(start, stop)
+
+    def astype(self, x: Any, dtype: str) -> Any:
+        return x.astype(dtype, copy=False)
+
+
 @cache
 def host_arrays() -> Arrays:
-    """NumPy, where what is small is finished: an operation there costs a tenth of a kernel's start."""
-    return Arrays(framework_of("numpy"), CPU)
+    """The one for all searches."""
+    return HostArrays(framework_of("numpy"), CPU)
 
 
 @cache

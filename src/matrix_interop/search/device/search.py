@@ -118,7 +118,7 @@ def _run(
         require_columns("queries", asked.shape[1], "base", m.shape[1])
         require_numbers_on(arrays, "rows of the base", m)
         short = short and is_short_float(m.dtype)
-        bounded = np.float64 not in (asked.dtype, m.dtype)
+        bounded = not any(dtype.kind == "f" and dtype.itemsize > 4 for dtype in (asked.dtype, m.dtype))
         rows, step = _exact(arrays, native_of(arrays, m), m.dtype), _rows_of_tile(arrays, m, min(count, _QUERIES))
         for start in range(0, len(m) if count else 0, step):
             part = rows if step >= len(m) else rows[start : start + step, :]
