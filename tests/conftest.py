@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from matrix_interop.frameworks import registry
 
 # quick: the same few examples each time, so that `make test` is a steady gate.
 # wide: many, new each time (`make test-all`); a failure prints how to reproduce it.
@@ -17,6 +21,12 @@ settings.register_profile(
 settings.load_profile(os.environ.get("MATRIX_INTEROP_HYPOTHESIS", "quick"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made to no collector: many tests ask for a collection, which then takes milliseconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +42,19 @@ def shared_data() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _frameworks_as_before() -> Iterator[None]:
+    """What a test registers ends with it: tests share a process, and a framework owns device memory."""
+    before = dict(registry._registered)
+    yield
+    changed = {
+        name for name in {*before, *registry._registered} if before.get(name) is not registry._registered.get(name)
+    }
+    for name in changed:
+        registry._registered.pop(name, None)
+        registry._adapters.pop(name, None)
+    if changed:
+        registry._registered.update(before)
+        registry._by_type.clear()

@@ -63,6 +63,7 @@ def test_default_upstream_is_registered_pages(runtime: Runtime) -> None:
 
 def test_libraries_see_pinned_memory(arena: PinnedArena, runtime: Runtime, torch: Any) -> None:
     """torch's is_pinned and the driver's pointer facts say pinned, at the start of a block and inside."""
+    torch.cuda.init()  # before that torch asks no driver and says no
     array = arena.empty((1 << 20,))
     assert torch.from_numpy(array).is_pinned()
     assert torch.from_numpy(array[1000:]).is_pinned()

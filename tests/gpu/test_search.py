@@ -208,6 +208,7 @@ def late(stream: Any, target: Any, values: Any) -> None:
         target.copy_(values)
 
 
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")
 def test_t22_queries_written_late_on_a_side_stream() -> None:
     """The caller never synchronises: 100 searches right behind a long kernel, for torch and for CuPy queries."""
     cupy = pytest.importorskip("cupy")

@@ -117,7 +117,7 @@ class RegisteredPages:
     def allocate(self, nbytes: int) -> int:
         mapping = Mapping(nbytes)
         try:
-            populate(mapping.address, nbytes)
+            populate(mapping.address, nbytes, fresh=True)
             self._runtime.host_register(mapping.address, nbytes)
         except BaseException:
             mapping.close()

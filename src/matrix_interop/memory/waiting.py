@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from matrix_interop.memory.block import Live
 from matrix_interop.memory.upstreams import REFUSALS
 from matrix_interop.runtime import Runtime
 
 __all__ = ["Entry", "Waiting"]
-
-
-#: Dead blocks that share one event: recording and asking cost as much as all the rest of giving back. Fewer are
-#: recorded when memory is short.
-_BATCH: Final = 8
 
 
 class Entry(NamedTuple):
@@ -79,7 +74,7 @@ class Waiting:
         return results
 
     def _poll(self, *, thorough: bool) -> None:
-        if self._unrecorded and (thorough or len(self._unrecorded) >= _BATCH):
+        if self._unrecorded:
             events = self._record()
             if events is not None:
                 self._ordered.append(Entry(events, self._unrecorded))
