@@ -25,7 +25,7 @@ from matrix_interop.exchange.convert import (
 )
 from matrix_interop.exchange.intake import as_matrix, converted, device_meant, gathered, pack, unpack
 from matrix_interop.exchange.plan import CopyPlan, Order, decide, require_order
-from matrix_interop.frameworks.registry import device_framework, read
+from matrix_interop.frameworks.registry import adapter_of_type, device_framework, loaded_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.memory import default_arena, is_pinned
 from matrix_interop.memory.host import aligned_empty
@@ -87,7 +87,15 @@ class Matrix:
         stay as they are.  Raises `UnsupportedLayoutError` for another rank, `UnsupportedTensorError` where
         there is no plain memory, `UnknownFrameworkError` for an object without a known protocol, and as `convert`.
         """
-        view = read(x, fill)
+        adapter = adapter_of_type(type(x))
+        view = read(x, fill) if adapter is None else adapter.view(x, fill)
+        if framework is None and dtype is None and order is None and copy is None and device is None:
+            # The fast path: what follows below for a host tensor of a known type, taken as it is.
+            host = adapter is not None and view.device is CPU and cls is not DeviceMatrix
+            if host and view.pending is None and view.header.ndim == 2:
+                made = _new(HostMatrix)
+                made._view = view
+                return made
         if len(view.shape) != 2:
             view = as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
@@ -97,9 +105,7 @@ class Matrix:
             view = converted(view, device, framework, dtype, order, copy, stream)
         elif isinstance(x, Matrix):
             return x
-        made: Matrix = _new(HostMatrix if view.device is CPU else DeviceMatrix)
-        made._view = view
-        return made
+        return _wrap(view)
 
     @classmethod
     def from_rows(cls, rows: Any, *, dtype: Any = None, device: Any = "cpu", framework: Any = None) -> Matrix:
@@ -316,7 +322,11 @@ class Matrix:
         """
         view = self._view
         if dtype is None and order is None and copy is None and like is None and device is None:
-            native = quickly(view, framework, share_readonly, stream)
+            if view.device is CPU and type(framework) is str and framework != view.framework:
+                host = loaded_framework(framework)  # as in `quickly`, without the call
+                native = None if host is None else host.quick(view.header, share_readonly)
+            else:
+                native = quickly(view, framework, share_readonly, stream)
             if native is not None:
                 return native
         target, device = destination(view, framework, like, device)

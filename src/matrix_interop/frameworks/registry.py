@@ -300,6 +300,10 @@ def _spec(name: str) -> ModuleSpec | None:
     return next((spec for spec in found if spec is not None), None)
 
 
+#: The adapter of an exact type met before, else None: a bare dictionary look-up for fast paths.
+adapter_of_type: Final = _by_type.get
+
+
 def read(x: Any, fill: Any = None) -> TensorView:
     """The `TensorView` of anything: by exact type, then by loaded framework, then by protocol."""
     adapter = _by_type.get(type(x))

@@ -58,9 +58,10 @@ class TorchFramework(Framework):
                 header = x.numpy()
             except (RuntimeError, TypeError):
                 return self._careful_view(x)
-            if x.data_ptr() or not header.size:
-                if not header.flags.c_contiguous and 0 in header.strides:  # expand(): entries share memory
-                    header.flags.writeable = False
+            flags = header.flags
+            if not flags.owndata or not header.size:  # over freed storage NumPy makes an array of its own
+                if not flags.c_contiguous and 0 in header.strides:  # expand(): entries share memory
+                    flags.writeable = False
                 return _view_of(header, "torch", x)
         elif type(x) is _Tensor and x.is_cuda:
             view = _cuda_view(x)
