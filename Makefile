@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-dpnp lint format docs bench clean
+.PHONY: help demo test test-all test-mutations test-dpnp lint format docs bench clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 12
@@ -19,10 +19,13 @@ demo: .venv/.demo ## real sentence embeddings through every framework and into a
 	$(BIN)/matrix-interop demo
 
 test: .venv/.test .venv/.native ## the quick tests
-	$(PYTEST) -m "not slow and not gpu and not dpnp" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu and not dpnp and not mutation" $(ARGS)
 
 test-all: .venv/.test .venv/.native ## quick and slow tests, with more random examples
-	MATRIX_INTEROP_HYPOTHESIS=wide $(PYTEST) -m "not gpu and not dpnp" $(ARGS)
+	MATRIX_INTEROP_HYPOTHESIS=wide $(PYTEST) -m "not gpu and not dpnp and not mutation" $(ARGS)
+
+test-mutations: .venv/.test ## remove each wait in turn: some device test must notice (10 minutes and more)
+	MATRIX_INTEROP_HYPOTHESIS=wide $(PYTEST) -m mutation $(ARGS)
 
 test-dpnp: ## tests on a second device type: dpnp on the CPU (an environment of its own, 3 GB)
 ifeq ($(wildcard tests/dpnp/test_*.py),)

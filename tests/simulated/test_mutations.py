@@ -6,7 +6,7 @@ import pytest
 
 from simulated.mutations import EQUIVALENT, is_noticed, mutations
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.mutation
 
 
 @pytest.mark.parametrize("name", [name for name in mutations() if name not in EQUIVALENT])
