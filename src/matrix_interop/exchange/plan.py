@@ -144,11 +144,11 @@ def decide(
 
 def _require_fit(view: TensorView, target: Framework, dtype: np.dtype[Any] | None, order: Any) -> None:
     """Raise where no tensor of the target has this rank, ``dtype`` (None: its own tensor is there) or ``order``."""
+    why_not = None if dtype is None else target.refusal(dtype)
+    if why_not is not None:  # before the rank: a reshape would not help
+        raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {dtype}: {why_not}")
     if view.ndim < target.least_ndim:
         raise UnsupportedLayoutError(f"{target.name} has no scalars like {describe(view)}: reshape it to (1,)")
-    why_not = None if dtype is None else target.refusal(dtype)
-    if why_not is not None:
-        raise UnsupportedDtypeError(f"{describe(view)} does not fit into {target.name} as {dtype}: {why_not}")
     if order is not None:
         require_order(order)
         if target.only_order not in (None, order):
