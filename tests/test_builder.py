@@ -124,6 +124,42 @@ def test_the_matrix_is_ready_on_the_stream_of_finish(device: SimulatedRuntime) -
         assert float(total.numpy()) == float(numbers().sum(dtype=np.float32))
 
 
+def test_rows_go_to_memory_that_nobody_uses_any_more(device: SimulatedRuntime) -> None:
+    """What is taken on another current stream than the builder's may still be written there, as memory freed late."""
+    builder, side = MatrixBuilder(16, device="ext:0"), lateframe.new_stream(0)
+    from_tensor(numbers()).to_device(
+        "ext:0"
+    )  # the first one has the arena try its memory, which waits for all there is
+    with lateframe.stream(side, 0):
+        lateframe.fill_late(lateframe.empty((300, 16)), -1)  # freed at once, used late, and taken next
+        builder.extend(numbers())
+    device.run_all_but(side)
+    device.quiesce()
+    assert values(builder) == numbers().tolist()
+
+
+def test_memory_that_became_too_small_is_read_before_it_goes_back(device: SimulatedRuntime) -> None:
+    """It goes back to the stream that was current when it was taken, where others may write it at once."""
+    builder, own = MatrixBuilder(16, device="ext:0"), lateframe.current_stream(0)
+    with lateframe.stream(lateframe.new_stream(0), 0):
+        builder.extend(numbers()[:100])
+        device.quiesce()
+        device.launch(lambda: None, ordinal=0, stream=own, ticks=50)
+        builder.extend(numbers()[100:])
+    device.run_all_but(own)
+    assert values(builder) == numbers().tolist()
+
+
+def test_pages_of_the_host_beyond_the_end_go_back() -> None:
+    """What was fetched ahead of the rows is given back at the end: it reads as zeros again."""
+    builder = MatrixBuilder(1024)
+    builder.append(np.ones(1024, np.float32))
+    ahead = builder._rows[4:8]
+    ahead[:] = 9
+    made = builder.finish()
+    assert (float(np.asarray(made).sum()), float(ahead.sum())) == (1024.0, 0.0)
+
+
 def test_host_rows_stay_where_they_are_written() -> None:
     """Growing does not move them: the first row's address is that of the matrix."""
     builder = MatrixBuilder(4096, capacity=None)

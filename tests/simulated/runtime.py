@@ -72,8 +72,8 @@ class _Event:
 class SimulatedRuntime:
     """``devices`` devices whose order of work follows from ``seed``.
 
-    Beyond `Runtime`: `launch` queues a kernel, `quiesce` runs all that is queued, `fail` makes calls fail,
-    ``calls`` counts calls by name, `events_out` counts events not released.
+    Beyond `Runtime`: `launch` queues a kernel, `quiesce` runs all that is queued, `run_all_but` what need not wait for
+    one stream, `fail` makes calls fail, ``calls`` counts calls by name, `events_out` counts events not released.
     """
 
     device_type = DEVICE_TYPE
@@ -92,6 +92,7 @@ class SimulatedRuntime:
         self._numbers = itertools.count(0x1000, 0x10)
         self._faults: dict[str, list[Exception | None]] = {}
         self._broken: Exception | None = None
+        self._still: _Stream | None = None
         self.calls: Counter[str] = Counter()
         # Re-entrant: the garbage collector may free an array, which queues work, at any allocation in here.
         self._lock = threading.RLock()
@@ -116,6 +117,15 @@ class SimulatedRuntime:
         with self._lock:
             tails = [work for stream in list(self._streams.values()) for work in stream.tail()]
         self._finish(tails)
+
+    def run_all_but(self, stream: int, ordinal: int = 0) -> None:
+        """Run all that need not wait for ``stream``, which stands still meanwhile."""
+        self._still = self._stream(stream, ordinal)
+        try:
+            while self._run(self._idle, 8):
+                pass
+        finally:
+            self._still = None
 
     def fail(self, name: str, error: Exception, *, after: int = 0) -> None:
         """Make the call of method ``name`` that follows ``after`` good ones raise ``error``, once."""
@@ -362,18 +372,18 @@ class SimulatedRuntime:
             msg = f"simulated device: queued work failed: {self._broken}"
             raise DeviceUnavailableError(msg) from self._broken
 
-    def _run(self, pick: Callable[[], _Work | None], steps: int) -> None:
-        if steps:
-            self._executor.submit(self._advance, pick, steps).result()
+    def _run(self, pick: Callable[[], _Work | None], steps: int) -> bool:
+        """Up to ``steps`` ticks of the work that ``pick`` names; False where it named none in the end."""
+        return not steps or self._executor.submit(self._advance, pick, steps).result()
 
-    def _advance(self, pick: Callable[[], _Work | None], steps: int) -> None:
-        """In the device's thread: up to ``steps`` ticks of the work that ``pick`` names."""
+    def _advance(self, pick: Callable[[], _Work | None], steps: int) -> bool:
+        """In the device's thread."""
         with self._lock:
             for _ in range(steps):
                 stray = self._random.random() < self._eagerness
                 work = (self._idle() if stray else pick()) or pick()
                 if work is None:
-                    return
+                    return False
                 work.ticks -= 1
                 if work.ticks <= 0:
                     try:
@@ -382,10 +392,12 @@ class SimulatedRuntime:
                         self._broken = error
                     work.done = True
                     work.stream.queue.popleft()
+        return True
 
     def _idle(self) -> _Work | None:
         """Any work that may run now."""
-        heads = [stream.queue[0] for stream in list(self._streams.values()) if stream.queue]
+        streams = [stream for stream in list(self._streams.values()) if stream is not self._still]
+        heads = [stream.queue[0] for stream in streams if stream.queue]
         ready = [work for work in heads if not work.pending()]
         return self._random.choice(ready) if ready else None
 
