@@ -210,6 +210,21 @@ def test_current_device_is_left_as_found(runtime: CudaRuntime, driver: FakeDrive
     assert driver.stack == current
 
 
+def test_a_device_is_current_for_libraries(runtime: CudaRuntime, driver: FakeDriver) -> None:
+    """Inside the block the device's primary context is the thread's own, after an error no longer."""
+    seen: list[list[int]] = []
+
+    def call() -> None:
+        with runtime.current(1):
+            seen.append(list(driver.stack))
+            raise KeyError
+
+    driver.stack.append(FIRST)
+    with pytest.raises(KeyError):
+        call()
+    assert (seen, driver.stack) == ([[FIRST, SECOND]], [FIRST])
+
+
 def test_current_device_is_restored_after_a_failure(runtime: CudaRuntime, driver: FakeDriver) -> None:
     """Out of memory is a MemoryError with the driver's words, and the thread's device is current again."""
     driver.stack.append(FIRST)

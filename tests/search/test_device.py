@@ -1,12 +1,9 @@
-"""The search that runs on devices, run on the host: the proof, every framework, and cuVS's shape over a stub."""
+"""The search that runs on devices, run on the host: the proof, and every framework."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ import torch
 from matrix_interop.devices import CPU
 from matrix_interop.frameworks.registry import framework
 from matrix_interop.matrix import from_tensor
-from matrix_interop.search import KnnResult, build, knn, libraries
+from matrix_interop.search import KnnResult, knn
 from matrix_interop.search.device import best, screen
 from matrix_interop.search.device import search as device_search
 from matrix_interop.search.device.arrays import Arrays, arrays_of
@@ -177,91 +174,3 @@ def test_tf32_is_off_for_as_long_as_any_search_runs() -> None:
         assert matmul.fp32_precision == "tf32"
     finally:
         matmul.fp32_precision = before
-
-
-# cuVS over a stub --------------------------------------------------------------------------------
-class Parameters:
-    """IndexParams and SearchParams: they keep what they are given."""
-
-    def __init__(self, **options: Any) -> None:
-        if "nlist" in options:
-            raise TypeError("unexpected keyword argument 'nlist'")
-        self.options = options
-
-
-def _build(*arguments: Any, metric: str = "", resources: Any = None) -> dict[str, Any]:
-    parameters = arguments[0].options if len(arguments) == 2 else {"metric": metric}
-    return {"base": np.asarray(arguments[-1]), **parameters}
-
-
-def _search(*arguments: Any, neighbors: Any, distances: Any, resources: Any) -> None:
-    """What cuVS leaves in the arrays: similarities for products, fillers of its own beyond the rows that it found."""
-    native, queries, k = arguments[-3:]
-    ids, found = neighbours(np.asarray(queries), native["base"], k, native["metric"])
-    np.asarray(neighbors)[...] = np.where(ids == 4, 2**63 - 1, ids)  # row 4 is never found
-    np.asarray(distances)[...] = np.where(ids == 4, 3.4e38, found)
-
-
-@pytest.fixture
-def cuvs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cuVS that computes on the host, and an index that believes this to be a device."""
-    names = ("cuvs", "cuvs.common", "cuvs.neighbors", "cuvs.neighbors.brute_force", "cuvs.neighbors.ivf_flat")
-    for name in names:
-        module = ModuleType(name)
-        for key, value in {
-            "build": _build, "search": _search, "IndexParams": Parameters, "SearchParams": Parameters,
-        }.items():  # fmt: skip
-            setattr(module, key, value)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "matrix_interop.search.cuvs", raising=False)
-    import matrix_interop.search.cuvs as made
-
-    def dense(m: Any, device: Any = None, *, copy: bool | None = None) -> Any:
-        return from_tensor(
-            from_tensor(m).to_tensor("torch", dtype="float32", order="C", copy=copy, share_readonly=True)
-        )
-
-    monkeypatch.setattr(made, "dense_rows", dense)
-    monkeypatch.setattr(made.CuvsIndex, "_handle", lambda *_: contextlib.nullcontext())
-    monkeypatch.setitem(libraries._INDEXES, "cuvs", "matrix_interop.search.cuvs:CuvsIndex")
-    yield
-    sys.modules.pop("matrix_interop.search.cuvs", None)
-
-
-@pytest.mark.parametrize("algorithm", ["brute_force", "ivf_flat"])
-@pytest.mark.parametrize("metric", METRICS)
-def test_cuvs_results_follow_our_convention(cuvs: None, algorithm: str, metric: str) -> None:
-    """T49: fillers become -1 and come last, products are largest first, ids are int64."""
-    base, queries = rows(30, 8), rows(6, 8, 1)
-    found = build(base, "cuvs", algorithm=algorithm, metric=metric).search(queries, 40)
-    ids, distances = neighbours(queries, base, 30, metric)
-    kept = ids != 4
-    assert np.array_equal(found.ids[:, :29], ids[kept].reshape(6, 29))
-    np.testing.assert_allclose(found.distances[:, :29], distances[kept].reshape(6, 29), rtol=1e-5, atol=1e-6)
-    assert (found.ids[:, 29:] == -1).all()
-    assert found.valid.tolist() == [29] * 6
-    assert found.ids.dtype == np.int64
-
-
-def test_cuvs_adds_names_and_refuses(cuvs: None) -> None:
-    """More rows, ids of the caller's own, rows that are not finite by number, options that do not exist."""
-    base = rows(30, 8)
-    index = build(base[:10], "cuvs", algorithm="ivf_flat", search={"n_probes": 3})
-    index.add(base[10:], ids=np.arange(20) + 2**40)
-    assert (len(index), index.native["n_lists"]) == (30, 5)
-    assert index.search(base[[0, 12]], 1).ids.tolist() == [[0], [2**40 + 2]]
-    assert np.array_equal(index.vectors(), base)
-    bad = rows(5, 8)
-    bad[1, 0], bad[3, 2] = np.nan, np.inf
-    with pytest.raises(ValueError, match="rows 1, 3"):
-        index.add(bad)
-    assert len(index) == 30
-    queries = base[:2].copy()
-    queries[0, 0] = np.nan
-    assert index.search(queries, 2).valid.tolist() == [0, 2]
-    with pytest.raises(TypeError, match="nlist"):
-        build(base, "cuvs", algorithm="ivf_flat", nlist=3)
-    with pytest.raises(TypeError, match="nlist"):
-        build(base, "cuvs", nlist=3)
-    with pytest.raises(ValueError, match="'cagra'"):
-        build(base, "cuvs", algorithm="hnsw")

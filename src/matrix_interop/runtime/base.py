@@ -7,6 +7,7 @@ Streams and events are plain integers (driver handles); addresses and sizes are 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -45,6 +46,9 @@ class Runtime(Protocol):
 
     def active(self) -> tuple[int, ...]:
         """Ordinals whose context exists in this process already: only they can have work in flight. Creates none."""
+
+    def current(self, ordinal: int) -> AbstractContextManager[None]:
+        """The device is the calling thread's current one inside, for libraries that go by that."""
 
     def pointer(self, address: int) -> Pointer:
         """Facts about ``address``, found without dereferencing it."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from matrix_interop.errors import DeviceUnavailableError
@@ -256,6 +258,14 @@ class CudaRuntime:
         self.call("cuCtxPushCurrent", context)
         try:
             return self.call(name, *args, ignore=ignore)
+        finally:
+            self.call("cuCtxPopCurrent")
+
+    @contextmanager
+    def current(self, ordinal: int) -> Iterator[None]:
+        self.call("cuCtxPushCurrent", self._context(ordinal)[0])
+        try:
+            yield
         finally:
             self.call("cuCtxPopCurrent")
 

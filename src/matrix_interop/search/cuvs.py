@@ -1,15 +1,17 @@
 """NVIDIA cuVS on a device: brute force, CAGRA, IVF-Flat and IVF-PQ.
 
 cuVS takes a row stride other than the row length for dense memory, without an error, knows no bfloat16, takes queries
-on the device only, ignores the stream an array names and keeps no reference to the base (26.10).  So everything
-reaches it as dense float32 rows on the device, and the base is kept here.  Its ``Resources(stream=...)`` takes the
-address of the Python object for the stream and crashes, so it works on a stream of its own, between two waits.
+on the device only, ignores the stream and the device an array names and keeps no reference to the base (26.10).  So
+everything reaches it as dense float32 rows while their device is current, and the base is kept here.  Its
+``Resources(stream=...)`` takes the address of the Python number for the stream and crashes (NVIDIA/cuvs#1863), so it
+works on the default stream of the calling thread, between two waits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
@@ -95,7 +97,7 @@ class CuvsIndex(Index):
         self._options = options
         self._base: DeviceMatrix | None = None
         self._names: Any = None  # the ids (n,) on the device, where the caller gave them
-        self._resources: Any = None
+        self._local = threading.local()  # cuVS wants a handle for each thread
         if options:
             self._parameters(1)  # so that an unknown option is refused here
 
@@ -163,17 +165,21 @@ class CuvsIndex(Index):
 
     @contextlib.contextmanager
     def _handle(self, arrays: Arrays, device: Device) -> Iterator[Any]:
-        """cuVS's handle, once all that it will read is there; what it wrote is there afterwards."""
+        """cuVS's handle, with ``device`` current, once all that it will read is there; afterwards all is written."""
         runtime = get_runtime(device.type)
         ready = runtime.record(arrays.framework.current_stream(device), device.index)
         try:
             runtime.synchronize(ready)
         finally:
             runtime.release(ready)
-        if self._resources is None:  # making it takes longer than a search
-            self._resources = _common.Resources()
-        yield self._resources
-        self._resources.sync()
+        with runtime.current(device.index):
+            handle = getattr(self._local, "handle", None)
+            if handle is None:  # making it takes longer than a search
+                handle = self._local.handle = _common.Resources()
+            try:
+                yield handle
+            finally:  # after an error, too: what was queued still reads memory that is about to go
+                handle.sync()
 
     def search(self, queries: Any, k: int) -> KnnResult:
         asked, k = self._asked(queries, k)
@@ -202,19 +208,17 @@ class CuvsIndex(Index):
         """(ids, keys) of queries on the device, as the library gives them, in our terms."""
         assert self._base is not None  # noqa: S101 - for the type checker: there are rows to be found
         xp, device, shape = arrays.xp, self._base.device, (queries.shape[0], k)
-        whole = "int32" if self.algorithm == "cagra" else "int64"
-        places = arrays.framework.empty(shape, np.dtype(whole), device)
+        unsigned = self.algorithm == "cagra"
+        places = arrays.framework.empty(shape, np.dtype("int32" if unsigned else "int64"), device)
         scores = arrays.framework.empty(shape, np.dtype("float32"), device)
+        # Described before the wait: describing may order streams.
+        neighbors = _Unsigned(places) if unsigned else from_tensor(places)
+        distances = from_tensor(scores)
         arguments: tuple[Any, ...] = (self.native, from_tensor(queries), k)
         if self.algorithm != "brute_force":
             arguments = (self._module.SearchParams(**self._search_options(k)), *arguments)
         with self._handle(arrays, device) as handle:
-            self._module.search(
-                *arguments,
-                neighbors=_Unsigned(places) if whole == "int32" else from_tensor(places),
-                distances=from_tensor(scores),
-                resources=handle,
-            )
+            self._module.search(*arguments, neighbors=neighbors, distances=distances, resources=handle)
         places, keys = arrays.astype(places, "int64"), arrays.astype(scores, "float64")
         missing = (places < 0) | (places >= len(self)) | xp.isnan(keys)
         keys = -keys if self.kind == "product" else xp.where(keys > 0, keys, 0.0)
@@ -233,7 +237,11 @@ class CuvsIndex(Index):
         return np.asarray(self._base.to_host())
 
     def _save(self, path: str) -> None:
-        self._module.save(path, self.native)
+        if self._base is None:
+            msg = "the cuvs index holds no rows: there is nothing to save yet"
+            raise ValueError(msg)
+        with self._handle(arrays_of(self._base.framework, self._base.device), self._base.device) as handle:
+            self._module.save(path, self.native, resources=handle)
 
 
 class _Unsigned:
