@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -323,3 +324,17 @@ def test_t22_cuvs_orders_itself_after_the_queries(cuvs: Any) -> None:
         with torch.cuda.stream(side):
             wrong += not np.array_equal(index.search(q, 5).ids.cpu().numpy(), expected)
     assert wrong == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_cuvs_on_a_device_that_is_not_current(cuvs: Any, algorithm: str) -> None:
+    """The index lives where its rows are, also from a thread that never chose a device."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    base, queries = rows(4000, 64), rows(50, 64, 1)
+    index = cuvs_index(torch.from_numpy(base).to("cuda:1"), algorithm)
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(index.search, torch.from_numpy(queries).to("cuda:1"), 10).result()
+    assert str(found.ids.device) == "cuda:1"
+    assert torch.cuda.current_device() == 0
+    assert recall(on_host(found)[0], queries, base, "sqeuclidean") >= (0.6 if algorithm == "ivf_pq" else 0.98)
