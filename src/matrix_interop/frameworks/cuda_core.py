@@ -6,6 +6,7 @@ Both describe memory and carry no stream: as a producer and as a consumer the le
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -95,4 +96,4 @@ class CudaCoreFramework(Framework):
 
 def _row_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Strides of dense rows."""
-    return np.empty((0, *shape[1:]), f"V{itemsize}").strides if shape else ()
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
