@@ -1,4 +1,4 @@
-"""cuda.core: the real one, which describes memory of any device without touching it; buffers as its class shows them."""
+"""cuda.core: the real one, which describes memory of any device and touches none; buffers as its class shows them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_dtypes() -> None:
     assert ADAPTER.refusal(np.dtype(">f4")) is None
     assert "cuda.core has no" in (ADAPTER.refusal(np.dtype("U3")) or "")
     with pytest.raises(UnsupportedDtypeError, match=r"x\.view\(dtype="):
-        from_tensor(shown(numbers().astype(ml_dtypes.float8_e4m3fn)))
+        ADAPTER.view(StridedMemoryView.__new__(StridedMemoryView))
+    assert from_tensor(shown(numbers(), dtype=(4, 16, 1))).dtype == ml_dtypes.bfloat16
 
 
 class Buffer:
