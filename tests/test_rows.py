@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from matrix_interop import RowReader, from_tensor
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.io import open_matrix, open_rows
-from matrix_interop.memory import PinnedArena, default_arena, use_arena
+from matrix_interop.memory import PinnedArena, default_arena, is_pinned, use_arena
 from matrix_interop.rows import blocks_of
+from matrix_interop.transfer.staging import staging_of
 from simulated import lateframe
 from simulated.adapter import install
 from simulated.runtime import SimulatedRuntime
@@ -35,6 +37,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
     runtime = install(request.param)
     arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
+    arena.release(arena.block(1))  # it tries its memory at the first block, which waits for all there is
     with use_arena(arena):
         yield runtime
     gc.collect()
@@ -132,6 +135,33 @@ def test_rows_come_after_what_the_matrix_waits_for(device: SimulatedRuntime) -> 
     assert {value for row in m.rows(block=9) for value in row.tolist()} == {5.0}
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_in_ordinary_memory_come_after_what_the_matrix_waits_for(device: SimulatedRuntime, step: int) -> None:
+    """So too where others keep all pinned memory that may be kept, dense or spread out."""
+    arena = default_arena()
+    kept = staging_of(arena).keep(arena, staging_of(arena).limit // 2)
+    x = lateframe.empty((100, 16))
+    m = from_tensor(x)[::step]
+    lateframe.fill_late(x, 5)
+    rows = list(m.rows(block=9))
+    assert {value for row in rows for value in row.tolist()} == {5.0}
+    assert (kept is None, any(is_pinned(row) for row in rows)) == (False, False)
+
+
+def test_a_reader_left_early_has_nothing_written_later(device: SimulatedRuntime) -> None:
+    """Blocks of an arena that knows no device go to the next user at once."""
+    m = from_tensor(numbers()).to_device("ext:0")
+    with use_arena(PinnedArena(1 << 20, runtime=None, decay_s=None)) as arena:
+        rows = iter(m.rows(block=9))
+        next(rows)
+        rows.close()  # type: ignore[attr-defined]
+        others = [arena.empty(9 * 64, np.uint8) for _ in range(8)]
+        for other in others:
+            other.fill(7)
+        device.quiesce()
+        assert {value for other in others for value in other.tolist()} == {7}
+
+
 def test_a_reader_left_early(device: SimulatedRuntime) -> None:
     """Nothing is lost, and the matrix may be dropped."""
     m = from_tensor(numbers()).to_device("ext:0")
@@ -224,6 +254,51 @@ def test_blocks_left_early(device: SimulatedRuntime) -> None:
     device.quiesce()
     stats = default_arena().stats()
     assert (stats.live, stats.pending) == (0, 0)
+
+
+def test_a_block_left_early_is_not_written_later(device: SimulatedRuntime) -> None:
+    """Its memory goes to others once it was sent."""
+    m = from_tensor(numbers())
+    device.launch(lambda: None, ordinal=0, stream=lateframe.current_stream(0), ticks=200)
+    blocks = m.blocks(30, device="ext:0")
+    next(blocks)
+    blocks.close()  # type: ignore[attr-defined]
+    others = [lateframe.fill_late(lateframe.empty((30, 16)), 7) for _ in range(3)]
+    device.stream_synchronize(lateframe.current_stream(0), 0)
+    device.quiesce()
+    assert {value for x in others for value in x.numpy().ravel().tolist()} == {7.0}
+
+
+def test_a_block_goes_to_memory_that_nobody_uses_any_more(device: SimulatedRuntime) -> None:
+    """What its framework gives out may still be written by work of the current stream."""
+    m = from_tensor(numbers())
+    lateframe.fill_late(lateframe.empty((30, 16)), -1)  # freed at once, used late, and taken next
+    blocks = m.blocks(30, device="ext:0")
+    block = next(blocks)
+    device.run_all_but(lateframe.current_stream(0))
+    device.quiesce()
+    blocks.close()  # type: ignore[attr-defined]
+    assert block.array.numpy().tolist() == numbers()[:30].tolist()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["used up", "left early"])
+def test_the_thread_that_sends_blocks_ends(
+    device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """It does so with the iteration."""
+    senders: list[ThreadPoolExecutor] = []
+
+    class Noted(ThreadPoolExecutor):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            senders.append(self)
+
+    monkeypatch.setattr("matrix_interop.rows.ThreadPoolExecutor", Noted)
+    blocks = from_tensor(numbers()).blocks(30, device="ext:0")
+    next(blocks)
+    blocks.close() if left else list(blocks)  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="shutdown"):
+        senders[0].submit(int)
 
 
 def test_a_block_that_cannot_be_sent(device: SimulatedRuntime) -> None:

@@ -190,8 +190,8 @@ def _sent_ahead(
         while ahead:
             yield ahead.popleft().matrix()
     finally:
-        while ahead:
-            ahead.popleft().drain()
+        for sending in ahead:
+            sending.drain()
         sender.shutdown()
 
 

@@ -33,6 +33,7 @@ FRAMEWORKS = ("lateframe", "strictframe")
 def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """Two fresh devices for each seed; both frameworks work on side streams of their own."""
     with exchange_on(request.param) as runtime:
+        default_arena().release(default_arena().block(1))  # an arena's first block waits for all there is
         for ordinal in (0, 1):
             StrictFramework.streams[ordinal] = lateframe.new_stream(ordinal)
         with lateframe.stream(lateframe.new_stream(0), 0), lateframe.stream(lateframe.new_stream(1), 1):

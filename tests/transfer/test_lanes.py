@@ -33,6 +33,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
     runtime = install(request.param)
     arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
+    arena.release(arena.block(1))  # it tries its memory at the first block, which waits for all there is
     with use_arena(arena):
         yield runtime
     gc.collect()

@@ -56,7 +56,8 @@ def read_ahead(pieces: Iterable[Piece], device: Device) -> Iterator[np.ndarray]:
     piece = next(coming, None)
     if piece is None:
         return
-    with side_stream(get_runtime(device.type), device.index) as stream:
+    runtime = get_runtime(device.type)
+    with side_stream(runtime, device.index) as stream:
         ring = _Ring(device, stream, piece.header.nbytes)
         try:
             while piece is not None or ring.flight:
@@ -68,8 +69,8 @@ def read_ahead(pieces: Iterable[Piece], device: Device) -> Iterator[np.ndarray]:
                     yield ring.in_ordinary_memory(piece)
                     piece = next(coming, None)
         finally:
-            while ring.flight:  # the device must not write memory that is given back
-                ring.oldest()
+            for event, _, _ in ring.flight:  # the device must not write memory that is given back
+                finish(runtime, event)
 
 
 class Lease(Block):
