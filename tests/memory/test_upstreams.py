@@ -12,6 +12,7 @@ from matrix_interop.memory import PinnedArena, is_pinned
 from matrix_interop.memory.policies import Bounded
 from matrix_interop.memory.upstreams import REFUSALS, make_upstream, probe
 from memory.fake_runtime import FakeRuntime
+from simulated.runtime import SimulatedRuntime
 
 MIB = 1 << 20
 GIVING_BACK = ("host_unregister", "host_free", "unmap", "destroy", "unreserve")
@@ -37,6 +38,13 @@ def test_a_probe_notices_wrong_contents():
     with pytest.raises(DeviceUnavailableError, match="other contents"):
         make_upstream("registered", runtime)
     assert runtime.held == []
+
+
+def test_a_probe_waits_for_the_device():
+    """It looks at what came back once that is there, also where giving device memory back waits for nothing."""
+    runtime = SimulatedRuntime(seed=1)
+    runtime.device_free = lambda address, ordinal: None
+    assert make_upstream("host_alloc", runtime).pinned
 
 
 @pytest.mark.parametrize("name", ["registered", "host_alloc", "virtual"])
