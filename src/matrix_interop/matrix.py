@@ -33,7 +33,7 @@ from matrix_interop.reasons import Reason
 from matrix_interop.runtime import running_runtimes
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
-from matrix_interop.view import TensorView, describe
+from matrix_interop.view import HostView, TensorView, describe
 
 if TYPE_CHECKING:
     from matrix_interop.rows import RowReader
@@ -87,13 +87,15 @@ class Matrix:
         stay as they are.  Raises `UnsupportedLayoutError` for another rank, `UnsupportedTensorError` where
         there is no plain memory, `UnknownFrameworkError` for an object without a known protocol, and as `convert`.
         """
-        adapter = adapter_of_type(type(x))
-        view = read(x, fill) if adapter is None else adapter.view(x, fill)
-        if framework is None and dtype is None and order is None and copy is None and device is None:
-            # The fast path: what follows below for a host tensor of a known type, taken as it is.
-            host = adapter is not None and view.device is CPU and cls is not DeviceMatrix
-            if host and view.pending is None and view.header.ndim == 2:
-                made = _new(HostMatrix)
+        try:
+            adapter = adapter_of_type[type(x)]
+        except KeyError:
+            view = read(x, fill)
+        else:
+            view = adapter.view(x, fill)
+            as_it_is = framework is None and dtype is None and order is None and copy is None and device is None
+            if as_it_is and type(view) is HostView and view.header.ndim == 2 and cls is not DeviceMatrix:
+                made = _new(HostMatrix)  # what follows below comes to the same, three times as slow
                 made._view = view
                 return made
         if len(view.shape) != 2:
@@ -322,7 +324,7 @@ class Matrix:
         """
         view = self._view
         if dtype is None and order is None and copy is None and like is None and device is None:
-            if view.device is CPU and type(framework) is str and framework != view.framework:
+            if type(view) is HostView and type(framework) is str and framework != view.framework:
                 host = loaded_framework(framework)  # as in `quickly`, without the call
                 native = None if host is None else host.quick(view.header, share_readonly)
             else:

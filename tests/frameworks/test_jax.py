@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from frameworks.table import WIDE, address, aligned, x64
+from frameworks.table import WIDE, address, aligned, dtype_of, x64
 from matrix_interop import (
     CopyRequiredError,
     UnsupportedDtypeError,
@@ -22,6 +23,7 @@ from matrix_interop import (
     plan,
     track_copies,
 )
+from matrix_interop.frameworks.jax import _host_importer
 from matrix_interop.reasons import Reason
 
 
@@ -155,3 +157,25 @@ def test_a_deleted_source_leaves_the_matrix() -> None:
     m, made = from_tensor(x), convert(x)
     x.delete()
     assert np.asarray(m)[1, 0] == made[1, 0] == 16
+
+
+@pytest.mark.parametrize("missing", [AttributeError("gone"), TypeError("other arguments")])
+def test_without_the_private_importer(missing: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where JAX's own C function is gone or takes other arguments, the public one shares all the same."""
+
+    def refuse(*_: object) -> None:
+        raise missing
+
+    a = aligned(np.arange(12, dtype=np.float32).reshape(3, 4))
+    labelled = aligned(np.ones((3, 4), dtype_of("bfloat16")))
+    # Where the adapter looks for it; jax.dlpack keeps its own.
+    monkeypatch.setattr("jax._src.lib._jax", SimpleNamespace(dlpack_managed_tensor_to_buffer=refuse))
+    _host_importer.cache_clear()
+    try:
+        assert _host_importer() is None
+        assert from_tensor(a).to_tensor("jax").unsafe_buffer_pointer() == address(a)
+        assert convert(labelled, "jax").unsafe_buffer_pointer() == address(labelled)
+    finally:
+        monkeypatch.undo()
+        _host_importer.cache_clear()
+    assert _host_importer() is not None

@@ -11,11 +11,11 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
 from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Obstacle
-from matrix_interop.view import Pending, TensorView
+from matrix_interop.view import Pending, TensorView, host_view
 
 #: Looked up once: most conversions start here.
 _ndarray: Final = np.ndarray
-_view_of: Final = TensorView.of
+_FLOAT32: Final = np.dtype(np.float32)
 
 
 class NumpyFramework(Framework):
@@ -28,9 +28,10 @@ class NumpyFramework(Framework):
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
         if type(x) is _ndarray:
-            if x.dtype not in DLPACK_OF_DTYPE:
-                require_plain(x.dtype)
-            return _view_of(x, "numpy", x)
+            dtype = x.dtype
+            if dtype is not _FLOAT32 and dtype not in DLPACK_OF_DTYPE:  # float32 spares the hash
+                require_plain(dtype)
+            return host_view(x, "numpy", x)
         if isinstance(x, np.generic):
             x = np.asarray(x)
             x.flags.writeable = False

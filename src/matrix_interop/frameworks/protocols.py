@@ -263,12 +263,11 @@ def read_array_method(x: Any, fill: Any = None) -> TensorView | None:
     if not isinstance(array, np.ndarray):
         raise UnsupportedTensorError(f"{what} gave {_name(array)}, not an ndarray")
     view = framework("numpy").view(array, fill)  # subclasses, masks among them, are its business
-    view.note = view.note or note
-    if copied and view.pending is None:
-        header = view.header
-        view.pending = Pending(f"{what} copies", lambda out: np.copyto(out, header, casting="unsafe"))
-        view.native = None
-    return view
+    header, pending = view.header, view.pending
+    if copied and pending is None:
+        pending = Pending(f"{what} copies", lambda out: np.copyto(out, header, casting="unsafe"))
+    native = view.native if pending is None else None
+    return TensorView.of(header, view.framework, native, pending=pending, note=view.note or note)
 
 
 def read_lists(x: Any, _: Any = None) -> TensorView | None:

@@ -13,6 +13,7 @@ import importlib.util
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -300,8 +301,8 @@ def _spec(name: str) -> ModuleSpec | None:
     return next((spec for spec in found if spec is not None), None)
 
 
-#: The adapter of an exact type met before, else None: a bare dictionary look-up for fast paths.
-adapter_of_type: Final = _by_type.get
+#: The adapter of each exact type met before, for fast paths: only to be looked up.
+adapter_of_type: Final[Mapping[type, Framework]] = _by_type
 
 
 def read(x: Any, fill: Any = None) -> TensorView:

@@ -23,7 +23,7 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier, is_extensi
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import DeviceView, Pending, TensorView
+from matrix_interop.view import DeviceView, Pending, TensorView, host_view
 
 #: NumPy dtype -> torch dtype, for all that this torch knows and NumPy can hold.
 _TORCH_OF_NUMPY: Final[dict[np.dtype[Any], torch.dtype]] = {
@@ -33,9 +33,13 @@ _NUMPY_OF_TORCH: Final = {kind: dtype for dtype, kind in _TORCH_OF_NUMPY.items()
 _WHOLE_NUMBER: Final = {1: torch.int8, 2: torch.int16}  # what carries an extension type of that size into NumPy
 _Tensor: Final = torch.Tensor
 _from_numpy: Final = torch.from_numpy
-_view_of: Final = TensorView.of
 _device_view: Final = DeviceView.of_tensor
 _LEGACY: Final = 1
+#: A build for the CPU: there is no use in asking each tensor where it is.
+_HOST_ONLY: Final = torch.version.cuda is None and torch.version.hip is None
+#: Bits of an ndarray's ``flags.num`` (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_OWNDATA).
+_DENSE: Final = 0x1
+_DENSE_OR_OWN: Final = _DENSE | 0x4
 #: The C importer behind `torch.from_dlpack`: it takes the capsule as it is and orders nothing, which is done before.
 #: Missing from builds without CUDA. torch.cuda.current_stream() builds an object, twenty times slower.
 _current_stream: Final[Any] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -53,16 +57,17 @@ class TorchFramework(Framework):
         return isinstance(x, torch.Tensor)
 
     def view(self, x: torch.Tensor, fill: Any = None) -> TensorView:
-        if type(x) is _Tensor and x.is_cpu:
+        if type(x) is _Tensor and (_HOST_ONLY or x.is_cpu):
             try:  # numpy() itself refuses other devices, grad, conjugate and negative bits, sparse, quantised
                 header = x.numpy()
             except (RuntimeError, TypeError):
                 return self._careful_view(x)
-            flags = header.flags
-            if not flags.owndata or not header.size:  # over freed storage NumPy makes an array of its own
-                if not flags.c_contiguous and 0 in header.strides:  # expand(): entries share memory
-                    flags.writeable = False
-                return _view_of(header, "torch", x)
+            if header.flags.num & _DENSE_OR_OWN == _DENSE:  # most tensors; flag by flag it takes twice as long
+                return host_view(header, "torch", x)
+            if not header.flags.owndata or not header.size:  # over freed storage NumPy makes an array of its own
+                if 0 in header.strides and header.size:  # expand(): entries share memory
+                    header.flags.writeable = False
+                return host_view(header, "torch", x)
         elif type(x) is _Tensor and x.is_cuda:
             view = _cuda_view(x)
             if view is not None:
