@@ -25,7 +25,7 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import DeviceView, TensorView, host_view
+from matrix_interop.view import DeviceView, HostView, TensorView
 
 _ALIGNMENT: Final = 64
 _DLPACK_CPU: Final = 1
@@ -76,7 +76,9 @@ class JaxFramework(Framework):
             if type(sharding) is _OneDevice and _device(*sharding.device_set) is CPU:
                 header = np.asarray(x)
                 if header.dtype in DLPACK_OF_DTYPE:
-                    return host_view(header, "jax", x)
+                    view = HostView()
+                    view.header, view.framework, view.native = header, "jax", x
+                    return view
         except (AttributeError, RuntimeError, TypeError):
             pass
         return self._careful_view(x)

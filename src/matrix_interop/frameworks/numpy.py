@@ -11,7 +11,7 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
 from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Obstacle
-from matrix_interop.view import Pending, TensorView, host_view
+from matrix_interop.view import HostView, Pending, TensorView
 
 #: Looked up once: most conversions start here.
 _ndarray: Final = np.ndarray
@@ -31,7 +31,9 @@ class NumpyFramework(Framework):
             dtype = x.dtype
             if dtype is not _FLOAT32 and dtype not in DLPACK_OF_DTYPE:  # float32 spares the hash
                 require_plain(dtype)
-            return host_view(x, "numpy", x)
+            view = HostView()
+            view.header, view.framework, view.native = x, "numpy", x
+            return view
         if isinstance(x, np.generic):
             x = np.asarray(x)
             x.flags.writeable = False

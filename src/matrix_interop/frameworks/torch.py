@@ -23,7 +23,7 @@ from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier, is_extensi
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
-from matrix_interop.view import DeviceView, Pending, TensorView, host_view
+from matrix_interop.view import DeviceView, HostView, Pending, TensorView
 
 #: NumPy dtype -> torch dtype, for all that this torch knows and NumPy can hold.
 _TORCH_OF_NUMPY: Final[dict[np.dtype[Any], torch.dtype]] = {
@@ -62,16 +62,14 @@ class TorchFramework(Framework):
                 header = x.numpy()
             except (RuntimeError, TypeError):
                 return self._careful_view(x)
-            if header.flags.num & _DENSE_OR_OWN == _DENSE:  # most tensors; flag by flag it takes twice as long
-                return host_view(header, "torch", x)
-            if not header.flags.owndata or not header.size:  # over freed storage NumPy makes an array of its own
-                if 0 in header.strides and header.size:  # expand(): entries share memory
-                    header.flags.writeable = False
-                return host_view(header, "torch", x)
-        elif type(x) is _Tensor and x.is_cuda:
-            view = _cuda_view(x)
-            if view is not None:
+            if header.flags.num & _DENSE_OR_OWN == _DENSE or _is_shared(header):  # flag by flag it takes twice as long
+                view = HostView()
+                view.header, view.framework, view.native = header, "torch", x
                 return view
+        elif type(x) is _Tensor and x.is_cuda:
+            there = _cuda_view(x)
+            if there is not None:
+                return there
         return self._careful_view(x)
 
     def _careful_view(self, x: torch.Tensor) -> TensorView:
@@ -238,6 +236,16 @@ class TorchFramework(Framework):
 
     def keep_until(self, native: torch.Tensor, stream: int, device: Device) -> None:
         native.record_stream(_stream(stream, device))
+
+
+def _is_shared(header: np.ndarray) -> bool:
+    """Whether ``header`` from `Tensor.numpy` is over the tensor's memory; where its entries repeat, it is protected."""
+    flags = header.flags
+    if flags.owndata and header.size:  # over freed storage NumPy makes an array of its own
+        return False
+    if not flags.c_contiguous and 0 in header.strides:  # expand()
+        flags.writeable = False
+    return True
 
 
 def _cuda_view(x: torch.Tensor) -> DeviceView | None:
