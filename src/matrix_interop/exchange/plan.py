@@ -176,13 +176,14 @@ def travels_as(view: TensorView, place: Device, wanted: np.dtype[Any], order: Or
     """In which dtype the bytes of ``view`` go to another memory, and whether its device packs them first.
 
     The host packs and converts while it fills or empties the chunks of a transfer.  A device packs what is not
-    dense in the order of the result, and converts where that makes the bytes fewer or the host takes no part.
+    dense in the order of the result or not in memory as it reads, and converts where that makes the bytes fewer or
+    the host takes no part.
     """
     if view.device.is_host:
         return wanted, False
     smaller = wanted.itemsize < view.itemsize
     dtype = wanted if smaller or not place.is_host else view.dtype
-    return dtype, dtype != view.dtype or not view.header.flags[order]
+    return dtype, dtype != view.dtype or not view.header.flags[order] or view.pending is not None
 
 
 def require_order(order: Any) -> None:

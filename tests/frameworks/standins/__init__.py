@@ -77,11 +77,12 @@ def _stood_in() -> Iterator[None]:
             _kept.update(_kept[name].SUBMODULES)
         _kept[name]._streams.current.clear()
     names = {*_kept, *_READERS}
+    outside = [name for name in names if "." in name and name.rpartition(".")[0] not in names]
+    attributes = {name: _attribute(name) for name in outside}
     before = {name: sys.modules.pop(name, _ABSENT) for name in names}
-    parents = {name: _attribute(name) for name in names if "." in name}
-    for name, module in _kept.items():
-        sys.modules[name] = module
-        _set_attribute(name, module)
+    sys.modules.update(_kept)
+    for name in outside:
+        _set_attribute(name, _kept.get(name, _ABSENT))
     registry._adapters.update(_adapters)
     try:
         yield
@@ -93,7 +94,7 @@ def _stood_in() -> Iterator[None]:
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
-        for name, module in parents.items():
+        for name, module in attributes.items():
             _set_attribute(name, module)
 
 

@@ -292,6 +292,11 @@ class HostTensor:
         """The values."""
         return self.array
 
+    def copy_(self, source: Tensor) -> HostTensor:
+        """Write the values of a tensor on a device; they are there on return."""
+        np.copyto(self.array, source.memory.host(), casting="unsafe")
+        return self
+
     def __eq__(self, other: object) -> Any:
         return self.array == other
 
