@@ -309,6 +309,12 @@ class DeviceView(TensorView):
 
     __slots__ = ("_header", "dtype", "pointer", "readonly", "shape", "strides")
 
+    if TYPE_CHECKING:
+
+        def __init__(self) -> None: ...
+    else:
+        __init__ = object.__init__  # as in `HostView`
+
     _header: np.ndarray | None
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -333,7 +339,7 @@ class DeviceView(TensorView):
         stream: int | None = None,
     ) -> DeviceView:
         """A view of ``native``, whose memory starts at ``pointer``. ``strides`` in bytes."""
-        self = cls.__new__(cls)
+        self = cls()
         self._header = None
         self.native = native
         self.framework = framework
