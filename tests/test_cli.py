@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 
 from matrix_interop import open_matrix, save_matrix
 from matrix_interop.bench import SUITES
-from matrix_interop.cli import main
+from matrix_interop.cli import files, main
+from matrix_interop.cli import progress as progress_module
 from matrix_interop.cli.progress import Progress
 from matrix_interop.data import embeddings_path, question_texts, sentence_texts
+from matrix_interop.transfer.progress import reporter
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -256,33 +259,111 @@ def test_help_loads_no_framework() -> None:
 
 # progress -------------------------------------------------------------------------------------------
 class Terminal(io.StringIO):
-    """A text stream that says it is a terminal."""
+    """A text stream that says it is a terminal, and tells when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
 
     def isatty(self) -> bool:
         return True
 
+    def flush(self) -> None:
+        self.written.set()
 
-def test_progress_shows_on_a_terminal_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line, rewritten in place, and taken away at the end; nothing in the first second."""
-    now, terminal = [0.0], Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error, on which progress shows at once."""
+    made = Terminal()
+    monkeypatch.setattr("sys.stderr", made)
+    monkeypatch.setattr(progress_module, "_AFTER", 0.0)
+    return made
+
+
+def test_progress_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there before the first row is done, and the end takes it away."""
+    terminal = on_terminal(monkeypatch)
+    with Progress("convert", 4000):
+        assert terminal.written.wait(60)
+    shown = "convert: 0 of 4,000 rows"
+    assert terminal.getvalue() in (f"\r{shown}" * turns + f"\r{' ' * len(shown)}\r" for turns in range(1, 100))
+
+
+def test_progress_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the rows done so far; a long move between host and device stands beside them until it is over."""
+    now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with Progress("convert", 4000) as progress:
-        progress.advance(500)
-        assert terminal.getvalue() == ""
-        now[0] = 2.0
-        progress.advance(500)
-        shown = "convert: 1,000 of 4,000 rows, 25%, about 6 s left"
-        assert terminal.getvalue() == f"\r{shown}"
-    assert terminal.getvalue() == f"\r{shown}\r{' ' * len(shown)}\r"
+    progress = Progress("search", 4000)
+    now[0] = 2.0
+    progress.advance(1000)
+    assert progress.line() == "search: 1,000 of 4,000 rows, 25%, about 6 s left"
+    with progress:
+        tell = reporter(1 << 40)
+        assert tell is not None
+        tell(3 << 20, 9 << 20)
+        assert progress.line().endswith("6 s left; 3 of 9 MiB between host and device")
+        tell(9 << 20, 9 << 20)
+        assert progress.line().endswith("6 s left")
+    assert reporter(1 << 40) is None
 
 
 def test_progress_is_silent_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes."""
-    now, pipe = [0.0], io.StringIO()
-    monkeypatch.setattr("sys.stderr", pipe)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with Progress("convert", 2) as progress:
-        now[0] = 100.0
-        assert [len(block) for block in progress.count([ROWS, ROWS])] == [4, 4]
-    assert pipe.getvalue() == ""
+    """However long it takes, and where there is no standard error at all."""
+    monkeypatch.setattr(progress_module, "_AFTER", 0.0)
+    for stream in (io.StringIO(), None):
+        monkeypatch.setattr("sys.stderr", stream)
+        with Progress("convert", 2) as progress:
+            progress.advance(2)
+            assert progress._writer is None
+        assert stream is None or stream.getvalue() == ""
+
+
+FORMATS = ("npy", "npz", "fvecs", "fbin", "raw", "safetensors", "hdf5", "arrow", "arrows", "feather", "parquet")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_convert_counts_every_row_of_every_format(
+    suffix: str, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the format and back: the line is there while it takes long, and ends at all rows."""
+    needs = {"safetensors": "safetensors", "hdf5": "h5py", "arrow": "pyarrow", "arrows": "pyarrow"}
+    pytest.importorskip(needs.get(suffix, "pyarrow" if suffix in ("feather", "parquet") else "numpy"))
+    made: list[Progress] = []
+
+    class Slow(Progress):
+        """Rows arrive only once the line was seen."""
+
+        def advance(self, rows: int) -> None:
+            made.append(self)
+            assert terminal.written.wait(60)
+            super().advance(rows)
+
+    monkeypatch.setattr(files, "Progress", Slow)
+    terminal = on_terminal(monkeypatch)
+    there = rows.with_name(f"there.{suffix}")
+    assert main(["convert", str(rows), str(there)]) == 0
+    if suffix != "raw":  # which cannot say what it holds
+        assert main(["convert", str(there), str(rows.with_name("back.npy"))]) == 0
+        np.testing.assert_array_equal(np.load(rows.with_name("back.npy")), ROWS)
+    assert [progress._done for progress in dict.fromkeys(made)] == [4] * (1 if suffix == "raw" else 2)
+    assert terminal.getvalue().count("convert: 0 of 4 rows") >= len(dict.fromkeys(made))
+    assert terminal.getvalue().endswith(" \r")
+    assert "4 x 3 float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [4, 0])
+def test_search_counts_every_row(
+    count: int, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base is read once; an empty one has nothing to count."""
+    np.save(rows.with_name("base.npy"), ROWS[:count])
+    counted: list[int] = []
+    monkeypatch.setattr(Progress, "advance", lambda _, rows: counted.append(rows))
+    assert main(["search", str(rows.with_name("base.npy")), str(rows), "-k", "1", "--engine", "numpy"]) == 0
+    assert sum(counted) == count
+    assert capsys.readouterr().err == ""
+
+
+def test_search_on_a_device_that_is_not_there(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--device is refused in one line."""
+    assert "toaster:0" in refused(["search", str(rows), str(rows), "--device", "toaster:0"], capsys)

@@ -90,6 +90,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", type=_count, default=10, help="neighbours of each query (default 10)")
     parser.add_argument("--metric", choices=_METRICS, default=_METRICS[0], help=f"default {_METRICS[0]}")
     parser.add_argument("--engine", choices=_ENGINES, help="default: faiss where installed, else numpy")
+    parser.add_argument("--device", help="search there, as in cuda:0; default: on the host")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the row numbers there (q x k)")
     parser.add_argument("--distances", type=Path, metavar="FILE", help="write the distances there (q x k)")
     parser.add_argument("--show", type=int, default=10, metavar="N", help="print so many queries (default 10)")

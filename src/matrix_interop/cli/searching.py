@@ -10,7 +10,7 @@ import numpy as np
 
 from matrix_interop.bench.report import table
 from matrix_interop.cli.files import matrix_in, rows_in
-from matrix_interop.cli.progress import Progress
+from matrix_interop.cli.progress import Counted, Progress
 from matrix_interop.io import save_matrix
 from matrix_interop.search import knn
 
@@ -23,8 +23,8 @@ def search(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     with rows_in(options.base) as base, Progress("search", len(base)) as progress:
         size = base.shape
-        blocks = progress.count(base.blocks()) if size[0] else iter([base.read(0, 0)])
-        found = knn(queries, blocks, options.k, metric=options.metric, engine=options.engine)
+        rows = Counted(base, progress)
+        found = knn(queries, rows, options.k, metric=options.metric, engine=options.engine, device=options.device)
     seconds = time.perf_counter() - began
     ids, distances = np.asarray(found.ids), np.asarray(found.distances)
     print(f"{len(ids):,} queries in {size[0]:,} rows of {size[1]} values, {options.metric}: {seconds:.3f} s")
