@@ -577,3 +577,10 @@ def test_accounting_stays_flat(device: SimulatedRuntime) -> None:
         exchange()
         device.quiesce()
     assert (len(device._events), len(device._allocations)) == before
+
+
+def test_entries_that_lie_apart_in_rows_that_lie_apart(device: SimulatedRuntime) -> None:
+    """A framework of dense rows cannot read them, and the device copies rows only: refused with what to do."""
+    x = StrictFramework().copy(late(numbers()), np.dtype(np.float32), "C")
+    with pytest.raises(UnsupportedLayoutError, match=r"dense rows only; copy it there first"):
+        convert(TensorView.of(TensorView(x).header[::2, ::2], "strictframe", None, TensorView(x).device), copy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -120,3 +121,18 @@ def test_new_memory_is_native() -> None:
     assert convert(A, "numpy", dtype=">f8").dtype.str == "<f8"
     assert convert(A.astype(">f4"), "numpy", dtype="f4").dtype.str == "<f4"
     assert convert(A.astype(">f4"), "numpy").dtype.str == ">f4"
+
+
+def test_a_type_that_is_there_already() -> None:
+    """Asking for the dtype or the order that a tensor has copies nothing, and gives a second object."""
+    x = torch.ones((2, 3))
+    for made in (convert(x, dtype="float32"), convert(x, order="C"), convert(x, "torch", dtype=np.float32)):
+        assert (made is x, made.data_ptr()) == (False, x.data_ptr())
+
+
+@pytest.mark.parametrize(("source", "target"), [("float8_e4m3fn", "float8_e8m0fnu"), ("float8_e8m0fnu", "float8_e5m2")])
+def test_floats_that_do_not_know_each_other(source: str, target: str) -> None:
+    """Powers of two go from one 8-bit float into another for which NumPy has no rule."""
+    powers = np.array([0.5, 1, 2, 8, 64], np.float32)
+    made = convert(powers.astype(getattr(ml_dtypes, source)), dtype=target)
+    assert (made.dtype.name, made.astype(np.float32).tolist()) == (target, powers.tolist())

@@ -22,6 +22,7 @@ from matrix_interop import (
     convert,
     from_tensor,
     plan,
+    register_framework,
     track_copies,
 )
 from matrix_interop.devices import Device
@@ -29,6 +30,8 @@ from matrix_interop.frameworks.registry import framework
 from matrix_interop.frameworks.streams import producer_stream
 from matrix_interop.reasons import Reason
 from matrix_interop.view import TensorView
+from simulated import lateframe
+from simulated.adapter import LateframeFramework
 from simulated.runtime import SimulatedRuntime
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -402,6 +405,17 @@ def test_without_devices(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (framework("torch").devices(), framework("torch").current_device()) == (("cpu",), "cpu")
     with pytest.raises(DeviceUnavailableError, match="sees none here"):
         from_tensor(numbers()).to_device(framework="torch")
+
+
+def test_from_one_kind_of_device_to_another(runtime: SimulatedRuntime) -> None:
+    """No driver copies between them: refused with the way by the host, which works."""
+    register_framework(LateframeFramework.name, LateframeFramework)
+    m = from_tensor(lateframe.array(numbers()))
+    assert m.device == "ext:0"
+    with pytest.raises(DeviceUnavailableError, match=r"from ext:0 to cuda:1.*m\.to_host\(\)\.to_device\('cuda:1'\)"):
+        m.to_device("cuda:1", framework="torch")
+    there = m.to_host().to_device("cuda:1", framework="torch")
+    assert np.array_equal(read(there.array), numbers())
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -14,6 +14,7 @@ import pytest
 from hostile import Producer
 from matrix_interop import (
     DeviceUnavailableError,
+    FrameworkNotInstalledError,
     UnknownFrameworkError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
@@ -24,9 +25,14 @@ from matrix_interop import (
     track_copies,
 )
 from matrix_interop.errors import CopyRequiredError, MatrixInteropError
-from matrix_interop.frameworks import protocols
+from matrix_interop.frameworks import protocols, registry
 from matrix_interop.frameworks.registry import read
+from matrix_interop.memory import PinnedArena, use_arena
+from matrix_interop.runtime import cuda as real
+from matrix_interop.runtime import register_runtime
 from matrix_interop.runtime.base import Pointer
+from simulated import lateframe
+from simulated.runtime import SimulatedRuntime
 
 HUGE = 2**62
 
@@ -594,12 +600,43 @@ def test_an_arrow_capsule_that_fails_is_a_refusal() -> None:
         read(Broken())
 
 
+class OnlyInterface:
+    """An array of the simulated device with the CUDA array interface and nothing else."""
+
+    def __init__(self, x: lateframe.Array) -> None:
+        self.owner = x
+        data = {"shape": x.shape, "strides": x.strides, "typestr": x.dtype.str, "data": (x.pointer, False)}
+        self.__cuda_array_interface__ = {**data, "version": 3}
+
+
 # Not a framework ---------------------------------------------------------------------------------
 def test_nothing_is_made_by_protocol() -> None:
     """The reader of last resort is no target."""
     refused = protocols.PROTOCOLS.refusal(np.dtype("f4"))
     assert refused is not None
     assert "name a framework" in refused
+
+
+def test_device_memory_that_no_framework_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be moved to the host as it lies; what needs a framework says which to install."""
+    monkeypatch.setattr(registry, "_OWNERS", ())
+    monkeypatch.setattr(registry, "_registered", {})
+    runtime = SimulatedRuntime(0)
+    register_runtime("cuda", lambda: runtime)
+    try:
+        with use_arena(PinnedArena(32 << 20, runtime=runtime)):
+            lateframe.use(runtime)
+            m = from_tensor(OnlyInterface(lateframe.array(matrix())))
+            assert (m.framework, m.device) == ("no framework", "cuda:0")
+            assert np.array_equal(np.asarray(m.to_host()), matrix())
+            assert np.array_equal(np.asarray(m.T.to_host(non_blocking=True).result()), matrix().T)
+            for call in (m[::-1].to_host, m.normalized, lambda: m.take([0])):
+                with pytest.raises(FrameworkNotInstalledError, match="pip install"):
+                    call()
+            with pytest.raises(UnsupportedDtypeError, match="name a framework"):
+                m.array
+    finally:
+        register_runtime("cuda", real.load)
 
 
 def test_reading_from_many_threads_loads_it_once() -> None:

@@ -17,6 +17,7 @@ import torch
 
 from frameworks.toy import ToyFramework, ToyTensor
 from matrix_interop import (
+    DeviceUnavailableError,
     FrameworkNotInstalledError,
     TensorView,
     UnknownFrameworkError,
@@ -25,6 +26,7 @@ from matrix_interop import (
     from_tensor,
     register_framework,
 )
+from matrix_interop.devices import Device
 from matrix_interop.frameworks import registry
 
 
@@ -199,3 +201,52 @@ def test_types_made_at_run_time_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) 
         kind = type("Passing", (ToyTensor,), {})
         assert from_tensor(kind(memoryview(bytearray(16)), "float32", (2, 2))).framework == "toy"
     assert len(registry._by_type) <= 8
+
+
+def test_a_package_that_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent module that cannot say where it came from holds no framework, and breaks nothing."""
+    monkeypatch.setitem(sys.modules, "numba", types.ModuleType("numba"))
+    listed = {info.name: info for info in frameworks()}
+    assert (listed["numba.cuda"].installed, listed["numba.cuda"].problem) == (False, None)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_broken_plugin_owns_no_device_memory() -> None:
+    """Device memory that nobody chose a framework for goes to the next one; where none takes it, what to install."""
+
+    class Broken(ToyFramework):
+        name = "x_devices"
+
+        def __init__(self) -> None:
+            raise RuntimeError("no driver")
+
+    register_framework("x_devices", Broken)
+    assert registry.device_framework("cuda").name == "torch"
+    with pytest.raises(FrameworkNotInstalledError, match="no framework here holds vulkan memory"):
+        registry.device_framework("vulkan")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda toy, view: toy.wrap_device(view),
+        lambda toy, view: toy.current_stream(view.device),
+        lambda toy, view: toy.empty((2, 2), view.dtype, view.device),
+        lambda toy, view: toy.from_host(view.header, view.device),
+        lambda toy, view: toy.to_host(view.native),
+        lambda toy, view: toy.copy(view.native, view.dtype, "C"),
+    ],
+)
+def test_a_framework_without_devices(call: Any) -> None:
+    """An adapter that brings none of the methods for devices says so by name, and sees the host alone."""
+    toy = registry.framework("toy")
+    view = TensorView.of(np.ones((2, 2), np.float32), "toy", None, Device("cuda", 0))
+    with pytest.raises(DeviceUnavailableError, match="toy"):
+        call(toy, view)
+    assert (toy.devices(), toy.current_device(), toy.capsule(view.native)) == (("cpu",), "cpu", None)
+
+
+def test_an_interface_without_a_stream_is_not_offered() -> None:
+    """Where the framework has no stream to name, the CUDA array interface would be a promise that nobody keeps."""
+    view = TensorView.of(np.ones((2, 2), np.float32), "toy", None, Device("cuda", 0))
+    assert not hasattr(view, "__cuda_array_interface__")

@@ -24,7 +24,7 @@ from matrix_interop.errors import (
     UnsupportedLayoutError,
     UnsupportedTensorError,
 )
-from matrix_interop.frameworks.registry import Framework, device_framework, framework
+from matrix_interop.frameworks.registry import NOBODY, Framework, device_framework, framework
 from matrix_interop.reasons import Obstacle
 from matrix_interop.view import Pending, TensorView
 
@@ -36,7 +36,7 @@ _LATEST_CUDA_INTERFACE: Final = 3
 class ProtocolFramework(Framework):
     """Not a framework: the reader of last resort. Nothing is ever wrapped into it."""
 
-    name = "protocols"
+    name = NOBODY
     computes = False
 
     def owns(self, x: Any) -> bool:

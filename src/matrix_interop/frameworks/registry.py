@@ -177,6 +177,8 @@ _EXTRAS: Final = {
 #: Those that may own new device memory which nobody chose a framework for, the preferred one first.
 _OWNERS: Final = ("torch", "cupy", "jax", "dpnp")
 _GROUP: Final = "matrix_interop.frameworks"
+#: What stands for the framework of device memory that none here can hold: it can be moved all the same.
+NOBODY: Final = "no framework"
 
 _lock = threading.RLock()
 _registered: dict[str, Framework | type[Framework]] = {}  # from register_framework
@@ -253,6 +255,10 @@ def _load(name: str) -> Framework:
         adapter = _adapters.get(name)
         if adapter is not None:
             return adapter
+        if name == NOBODY:
+            from matrix_interop.frameworks.protocols import PROTOCOLS
+
+            return PROTOCOLS
         known = _known()
         if name not in known:
             here = ", ".join(sorted(n for n in known if _is_installed(n)))
