@@ -19,6 +19,8 @@ from matrix_interop import (
     plan,
     track_copies,
 )
+from matrix_interop.frameworks.registry import framework
+from matrix_interop.reasons import Reason
 
 pytestmark = pytest.mark.dpnp
 
@@ -123,3 +125,36 @@ def test_pickling() -> None:
     """Host bytes travel."""
     back = pickle.loads(pickle.dumps(from_tensor(dpnp.asarray(numbers()))[::2]))
     assert (back.device, np.array_equal(back.array, numbers()[::2])) == ("cpu", True)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda a: a, None),
+        (lambda a: a.astype(">f4"), Reason.BYTE_ORDER),
+        (lambda a: np.ndarray((3,), np.float32, a, 0, (6,)), Reason.STRIDES),
+        (lambda a: a[::-1], Reason.NEGATIVE_STRIDE),
+        (lambda a: np.broadcast_to(a[0], (3, 5)), Reason.READONLY),
+    ],
+)
+def test_what_is_in_the_way_of_sharing(make: Any, reason: Any) -> None:
+    """Each layout that dpnp does not take over DLPack is named; read-only memory is shared where that is promised."""
+    found = framework("dpnp").obstacle(make(numbers()))
+    assert (found and found.reason) == reason
+    if reason == Reason.READONLY:
+        assert framework("dpnp").obstacle(make(numbers()), share_readonly=True) is None
+
+
+def test_repeated_rows() -> None:
+    """Entries that share memory come in read-only, and are copied for dpnp when they are to be written."""
+    m = from_tensor(dpnp.broadcast_to(dpnp.asarray(numbers()[0]), (3, 5)))
+    assert (m.readonly, np.array_equal(m.to_host().array, [numbers()[0]] * 3)) == (True, True)
+
+
+def test_devices() -> None:
+    """The devices of SYCL; there are no arrays on the host, and "oneapi" without a number is the current one."""
+    adapter = framework("dpnp")
+    assert adapter.current_device() in adapter.devices()
+    assert convert(numbers(), "dpnp", device="oneapi").sycl_device is not None
+    with pytest.raises(DeviceUnavailableError, match="no arrays on the host"):
+        adapter.wrap(numbers())
