@@ -6,11 +6,13 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3 python,$(shell \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8
+#: dpnp finds its CPU driver by this variable.
+ON_DPNP := OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so .venv-dpnp/bin/python -m pytest -m dpnp tests/dpnp
 #: More arguments for pytest or the benchmarks: make test ARGS="tests/io -k fvecs"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-mutations test-dpnp lint format docs bench clean
+.PHONY: help demo test test-all test-mutations test-dpnp coverage lint format docs bench clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 12
@@ -32,9 +34,19 @@ ifeq ($(wildcard tests/dpnp/test_*.py),)
 	@echo "test-dpnp: nothing to run, because tests/dpnp holds no test"
 else
 	$(MAKE) .venv-dpnp/.ready
-	OCL_ICD_FILENAMES=$(CURDIR)/.venv-dpnp/lib/libintelocl.so \
-	    .venv-dpnp/bin/python -m pytest -m dpnp tests/dpnp $(ARGS)
+	$(ON_DPNP) $(ARGS)
 endif
+
+# What is counted, and by which tests. tests/dpnp runs in its own environment and counts dpnp's adapter. Left out is
+# test_memory.py: it counts what is allocated, and under coverage the tracer allocates too.
+COUNTED := src/matrix_interop/view.py,src/matrix_interop/frameworks/*,src/matrix_interop/exchange/*
+COUNTING := tests/exchange tests/frameworks tests/test_device_matrix.py tests/test_matrix.py tests/test_view.py \
+    --ignore tests/exchange/test_memory.py
+
+coverage: .venv/.test .venv-dpnp/.ready ## what the tests run of view, frameworks and exchange: less than 95 % fails
+	$(PYTEST) -q -m "not slow and not gpu and not dpnp" --cov --cov-report= $(COUNTING) $(ARGS)
+	$(ON_DPNP) -q --cov --cov-append --cov-report=
+	$(BIN)/python -m coverage report --include="$(COUNTED)" --fail-under=95 --no-skip-covered
 
 lint: .venv/.lint ## style, strict types, import directions
 	$(BIN)/ruff check .
