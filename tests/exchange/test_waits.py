@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameworks.standins import on_cuda
 from matrix_interop import from_tensor
 from matrix_interop.devices import Device
 from matrix_interop.matrix import Matrix
@@ -53,6 +54,21 @@ def test_a_source_is_kept_while_another_device_reads_it(seed: int) -> None:
         del x
         device.run_all_but(side)
         assert np.array_equal(moved.array.numpy(), numbers())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_jax_is_done_with_new_memory(seed: int) -> None:
+    """JAX shows no stream: nothing is written to memory that it gives out before its own work with it is done."""
+    with on_cuda(seed) as device:
+        default_arena().release(default_arena().block(1))  # an arena's first block waits for all there is
+        jax: Any = sys.modules["jax"]
+        freed = jax.device_put(numbers(), jax.devices()[0])
+        own = freed.streams.of(0)
+        device.launch(lambda: None, ordinal=0, stream=own, ticks=50)
+        del freed  # used late, and taken next
+        moved = from_tensor(numbers()).to_device("cuda:0", framework="jax")
+        device.run_all_but(own)
+        assert np.array_equal(np.asarray(moved.array), numbers())
 
 
 def test_dpnp_is_asked_to_finish(monkeypatch: pytest.MonkeyPatch) -> None:
