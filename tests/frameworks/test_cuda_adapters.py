@@ -194,6 +194,16 @@ def test_new_memory_lies_where_it_was_asked_for(name: str, ordinal: int) -> None
     assert (m.device, m.framework, m.shape, m.order) == (f"cuda:{ordinal}", name, (3, 5), "C")
 
 
+@pytest.mark.parametrize("source", EVERY)
+@pytest.mark.parametrize("target", [*EVERY, "cuda.core"])
+def test_the_second_device(source: str, target: str) -> None:
+    """While the first is current: what is shared is there by its own word, and is worked on there."""
+    x = make(source, numbers(), 1)
+    made = convert(x, target, share_readonly=True)
+    assert (from_tensor(made).device, pointer(made)) == ("cuda:1", pointer(x))
+    assert np.array_equal(np.asarray(from_tensor(made).astype("float16").to_host()), numbers(np.float16))
+
+
 # Objects of its own -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", EVERY)
 def test_a_second_object(name: str) -> None:
@@ -322,6 +332,19 @@ def test_the_legacy_stream_uses_what_torch_allocated(torch: Any, cupy: Any, runt
     assert block.readers == {1, other.ptr}
 
 
+@pytest.mark.parametrize("source", ["torch", "cupy", "numba.cuda"])
+@pytest.mark.parametrize("target", ["torch", "cupy", "numba.cuda", "cuda.core"])
+def test_no_order_is_no_call(torch: Any, cupy: Any, runtime: SimulatedRuntime, source: str, target: str) -> None:
+    """With stream=-1, and between frameworks on one stream, sharing records nothing and waits for nothing."""
+    x = make(source, numbers())
+    before = runtime.calls["record"], runtime.calls["wait"]
+    convert(x, target)
+    assert (runtime.calls["record"], runtime.calls["wait"]) == before
+    with torch.cuda.stream(torch.cuda.Stream()), cupy.cuda.Stream(non_blocking=True):
+        convert(x, target, stream=-1)
+    assert (runtime.calls["record"], runtime.calls["wait"]) == before
+
+
 # JAX -------------------------------------------------------------------------------------------------------------
 def test_an_array_that_is_ready_is_waited_for_by_nobody(jax: Any, runtime: SimulatedRuntime) -> None:
     """Its address is asked for and no stream; one that is still computed is ready on the legacy stream."""
@@ -333,6 +356,14 @@ def test_an_array_that_is_ready_is_waited_for_by_nobody(jax: Any, runtime: Simul
     assert (view.stream, view.device, view.readonly, view.pointer) == (-1, "cuda:1", True, x.pointer)
     convert(view, "torch", share_readonly=True)
     assert (runtime.calls["record"], runtime.calls.total()) == (runtime.calls["record"], before)
+
+
+def test_spread_over_devices(jax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array on several devices is no plain memory."""
+    monkeypatch.setattr(jax.Array, "sharding", object())
+    monkeypatch.setattr(jax.Array, "devices", lambda _: set(jax.devices()))
+    with pytest.raises(UnsupportedTensorError, match="spread over 2 devices"):
+        from_tensor(make("jax", numbers()))
 
 
 @pytest.mark.parametrize("layout", ["bfloat16", "transposed"])
