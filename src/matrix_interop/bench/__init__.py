@@ -25,6 +25,7 @@ SUITES: Final[dict[str, str]] = {
     "builder": "matrix_interop.bench.builder",
     "pinned": "matrix_interop.bench.pinned",
     "search": "matrix_interop.bench.search",
+    "search_memory": "matrix_interop.bench.search_memory",
 }
 
 

@@ -53,6 +53,7 @@ class FaissIndex(HostIndex):
             self.native = faiss.IndexIDMap2(self.native)
         if not self.native.is_trained:
             self.native.train(self._prepared(_spread(rows, len(ids), self.training)))
+        _reserve(self.native, len(ids))
 
     def _add(self, rows: np.ndarray, ids: np.ndarray) -> None:
         if self._mapped:
@@ -75,6 +76,18 @@ class FaissIndex(HostIndex):
 
     def _save(self, path: str) -> None:
         faiss.write_index(self.native, path)
+
+
+def _reserve(index: Any, count: int) -> None:
+    """Make room for so many vectors at once: growing batch by batch, FAISS holds old and new memory side by side."""
+    if isinstance(index, faiss.IndexIDMap2):
+        index = faiss.downcast_index(index.index)
+    if isinstance(index, faiss.IndexHNSW):
+        index = faiss.downcast_index(index.storage)
+    if isinstance(index, faiss.IndexFlatCodes):
+        held = index.codes.size()
+        index.codes.resize(held + count * index.code_size)
+        index.codes.resize(held)  # the capacity stays
 
 
 def _spread(rows: Any, count: int, wanted: int) -> np.ndarray:
