@@ -4,7 +4,8 @@ Facts copied (``tests/gpu`` proves them on the real one): arrays are made of a p
 null stream is handle 0; a stream is current as a context manager; values do not turn into NumPy arrays by themselves;
 an array is worked on where its device is current. Over DLPack it takes CUDA and managed memory only, ignores READ_ONLY,
 labels managed memory 13, orders an export after its own current stream and takes None and 0 for the legacy stream.
-Of an object with the CUDA array interface it waits for the stream that is named. No 8-bit floats, no host arrays.
+Of an object with the CUDA array interface it waits for the stream that is named. Over given memory it makes an array of
+any NumPy type, whether it computes with it or not.
 Not copied: what its functions compute (NumPy's do it), its memory pool, its speed.
 """
 
@@ -24,7 +25,6 @@ from simulated.runtime import LEGACY
 __version__ = "14.2.0"
 dtype = np.dtype
 _streams = late.Streams()
-_NUMBERS = "?bhilqBHILQefdFD"
 
 
 class UnownedMemory:
@@ -101,8 +101,6 @@ class ndarray(late.CudaArray):  # noqa: N801  CuPy's name
 
     def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None) -> None:
         kind = np.dtype(dtype)
-        if not kind.isnative or (kind.char not in _NUMBERS and kind.name != "bfloat16"):
-            raise TypeError(f"Unsupported dtype {kind}")
         if strides is None:
             strides = late.dense(tuple(shape), kind)
         super().__init__(memptr.ptr, tuple(shape), tuple(strides), kind, memptr.device_id, memptr.mem.owner)
