@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from ctypes import c_void_p
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -420,6 +422,8 @@ def test_the_stream_of_a_numba_array(numba: Any, torch: Any) -> None:
     assert producer_stream(TensorView(numba.to_device(numbers()))) == 1
     with torch.cuda.stream(torch.cuda.Stream()):
         assert np.array_equal(read(convert(x, "torch")), numbers())
+    older = SimpleNamespace(handle=c_void_p(side.cuda_stream)), SimpleNamespace(handle=c_void_p(0))
+    assert [adapter("numba")._handle(stream) for stream in older] == [side.cuda_stream, 1]  # by ctypes
 
 
 def test_computing_for_numba() -> None:

@@ -212,5 +212,4 @@ def _is_flipped(view: TensorView) -> bool:
 
 def _count(made: CopyPlan) -> None:
     for step in made.steps:
-        if step.action != "share":
-            record_copy(step.nbytes, step.reasons[0], step.text)
+        record_copy(step.nbytes, step.reasons[0], step.text)

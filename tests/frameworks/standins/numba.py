@@ -1,9 +1,9 @@
 """numba-cuda 0.30 (Numba's simulator is of no use here: its arrays have no addresses).
 
 Facts copied (read in its source; ``tests/gpu`` proves them on the real one): an array knows its pointer as a ctypes
-value (None for an empty one) and its stream as an object, or 0; the default stream has handle 0; an array over foreign
-memory is made in the current context from a CUDA array interface, whose stream it waits for only when asked to; new
-memory lies on the current device.
+value (None for an empty one) and its stream as an object, or 0; a stream's handle is an object of cuda-bindings, 0 for
+the default one; an array over foreign memory is made in the current context from a CUDA array interface, whose stream
+it waits for only when asked to; new memory lies on the current device.
 Not copied: kernels.
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from frameworks.standins import late
 from simulated import lateframe
+from simulated.fake_driver import CUstream
 
 __version__ = "0.68.1"
 _streams = late.Streams()
@@ -27,7 +28,7 @@ class Stream:
     """A stream; without a handle the default one."""
 
     def __init__(self, handle: int = 0) -> None:
-        self.handle = c_void_p(handle)
+        self.handle = CUstream(handle)
 
 
 class DeviceNDArray(late.CudaArray):
