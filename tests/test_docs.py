@@ -151,7 +151,7 @@ def named_in_the_reference() -> set[str]:
     return {*re.findall(r"`([\w.]+)", text), *re.findall(r"^(?:[├└]── )?(\w+Error)\b", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("room", ["", ".errors", ".io", ".search", ".memory", ".data"])
+@pytest.mark.parametrize("room", ["", ".errors", ".io", ".search", ".memory", ".transfer", ".data"])
 def test_the_reference_names_everything_public(room: str) -> None:
     """Each public name of a module has its line in the reference."""
     module = importlib.import_module(f"matrix_interop{room}")

@@ -29,9 +29,9 @@ _LARGEST: Final = np.iinfo(np.int64).max
 class Index(ABC):
     """An index of ``library`` over float32 vectors of ``dim`` columns. Made by `build`.
 
-    ``native`` is the library's own object, with its own settings.  The library copies the vectors, so
-    nothing that was added needs to be kept.  One thread at a time adds; searching follows the
-    library's rules.
+    ``native`` is the library's own object, with its own settings.  Nothing that was added needs to be
+    kept: the library copies it, or, for cuVS, the index holds it.  One thread at a time adds;
+    searching follows the library's rules.
     """
 
     library: ClassVar[str]

@@ -48,7 +48,8 @@ def build(m: Any, library: str, *, metric: str = "sqeuclidean", check: bool = Tr
 
     ``m``: as in `Index.add`; an empty one gives an empty index.  ``metric``: as in `knn`.  ``check``: refuse
     rows with NaN or infinity.  ``options``: those of the library's class, such as ``factory`` for faiss, ``M`` for
-    hnswlib, ``connectivity`` for usearch, ``algorithm`` for cuvs.  Rows are copied in batches of at most 64 MiB.
+    hnswlib, ``connectivity`` for usearch, ``algorithm`` for cuvs.  Rows are copied in batches of at most 64 MiB; cuvs
+    shares dense float32 rows that are on the device.
 
     Raises ValueError for an unknown library, metric or bad rows, `FrameworkNotInstalledError` for a missing one,
     TypeError for an unknown option, and as `Index.add`.
