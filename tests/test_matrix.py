@@ -40,6 +40,8 @@ def test_no_constructor() -> None:
     for kind in (Matrix, HostMatrix, DeviceMatrix):
         with pytest.raises(TypeError, match="from_tensor"):
             kind()
+        with pytest.raises(TypeError, match="from_tensor"):
+            kind(numbers())  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("x", [np.zeros(3), np.zeros((2, 2, 2)), torch.zeros(2, 2, 2), [1, 2], [[[1]]], b"abc"])
@@ -124,6 +126,14 @@ def test_from_rows_that_make_no_matrix(rows: Any, words: str) -> None:
         Matrix.from_rows(rows)
 
 
+def test_from_rows_without_a_common_type() -> None:
+    """Types that NumPy cannot join are refused by name; dtype= says what is meant."""
+    rows = [np.ones(2, np.float16), np.ones(2, ml_dtypes.bfloat16)]
+    with pytest.raises(UnsupportedDtypeError, match=r"bfloat16 and float16 .* dtype="):
+        Matrix.from_rows(rows)
+    assert Matrix.from_rows(rows, dtype="float32").array.tolist() == [[1, 1], [1, 1]]
+
+
 def test_empty() -> None:
     """New memory: aligned to 256 bytes, writable, in the order asked for."""
     m = Matrix.empty((3, 5), dtype="bfloat16", order="F")
@@ -133,8 +143,15 @@ def test_empty() -> None:
     for shape in ((-1, 2), (2,), (1, 2, 3), ()):
         with pytest.raises(UnsupportedLayoutError, match="rows, columns"):
             Matrix.empty(shape)
-    with pytest.raises(TypeError):
-        Matrix.empty((1.5, 2))
+    for shape in ((1.5, 2), 5, "23", None):
+        with pytest.raises(TypeError, match="rows, columns"):
+            Matrix.empty(shape)
+    for shape in ((2**62, 4), (0, 2**61), (2**63, 0)):
+        with pytest.raises(UnsupportedLayoutError, match="no array"):
+            Matrix.empty(shape)
+    for order in ("K", "f", None, 1):
+        with pytest.raises(UnsupportedLayoutError, match="'C' for dense rows"):
+            Matrix.empty((2, 3), order=order)
 
 
 # Facts -------------------------------------------------------------------------------------------
@@ -325,6 +342,8 @@ def test_to_host() -> None:
         (np.broadcast_to(np.zeros(3), (4, 3)), {}, CopyRequiredError),
         (np.zeros((4, 3)), {"copy": False}, CopyRequiredError),
         (b"bytes", {}, UnsupportedLayoutError),
+        ([[0] * 3] * 4, {}, CopyRequiredError),
+        (torch.zeros(4, 3, dtype=torch.complex64).conj(), {}, CopyRequiredError),
     ],
 )
 def test_to_host_into_what_does_not_fit(out: Any, how: dict[str, Any], error: type[Exception]) -> None:
@@ -405,6 +424,17 @@ def test_pickles_every_dtype(name: str, protocol: int) -> None:
     for again in (copy.copy(m), copy.deepcopy(m)):
         assert bits(again.array) == bits(m.array)
         assert not np.shares_memory(again.array, m.array)
+
+
+def test_copies_stay_where_they_are() -> None:
+    """copy and deepcopy keep framework, device and order, are writable, and are counted as asked for."""
+    m = from_tensor(torch.arange(6.0).reshape(3, 2).T)
+    with forbid_copies(), track_copies() as log:
+        for again in (copy.copy(m), copy.deepcopy([m])[0]):
+            assert (again.framework, again.device, again.order, again.readonly) == ("torch", m.device, "F", False)
+            assert again.array.tolist() == m.array.tolist()
+            assert again.array.data_ptr() != m.array.data_ptr()
+    assert log.nbytes == 2 * m.nbytes
 
 
 def test_pickles_swapped_bytes_and_gaps() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.dtypes import as_dtype
-from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError, UnsupportedLayoutError
+from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.exchange.compute import copied, normalized, take
 from matrix_interop.exchange.convert import (
     copy_to,
@@ -23,7 +23,16 @@ from matrix_interop.exchange.convert import (
     quickly,
     to_framework,
 )
-from matrix_interop.exchange.intake import as_matrix, converted, device_meant, gathered, pack, unpack
+from matrix_interop.exchange.intake import (
+    as_matrix,
+    converted,
+    device_meant,
+    fillable,
+    gathered,
+    lengths_of,
+    pack,
+    unpack,
+)
 from matrix_interop.exchange.plan import CopyPlan, Order, decide, require_order
 from matrix_interop.frameworks.registry import adapter_of_type, device_framework, loaded_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
@@ -53,7 +62,7 @@ class Matrix:
     __slots__ = ("__weakref__", "_view")
     _view: TensorView
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError(
             f"{type(self).__name__} has no constructor: use from_tensor, Matrix.from_rows, Matrix.empty or open_matrix"
         )
@@ -140,12 +149,11 @@ class Matrix:
 
         ``pinned``: pinned memory where a device is present, else ordinary (`pinned` tells which).
         """
-        lengths = tuple(operator.index(n) for n in shape)
-        if len(lengths) != 2 or min(lengths) < 0:
-            raise UnsupportedLayoutError(f"shape {lengths}: (rows, columns) is meant, each 0 or more")
-        if not as_device(device).is_host:
-            return _empty_on_device(lengths, as_dtype(dtype), device, framework, order)
         kind = as_dtype(dtype)
+        require_order(order)
+        lengths = lengths_of(shape, kind)
+        if not as_device(device).is_host:
+            return _empty_on_device(lengths, kind, device, framework, order)
         if not pinned:
             return Matrix.from_tensor(aligned_empty(lengths, kind, order), framework=framework)
         rows = default_arena().empty(lengths if order == "C" else lengths[::-1], kind)
@@ -473,6 +481,12 @@ class Matrix:
         """(device type, device id); (1, 0) for all host memory."""
         return self._view.device.dlpack
 
+    def __deepcopy__(self, _: Any = None) -> Matrix:
+        """A copy in memory of its own, in the same framework and on the same device."""
+        return _wrap(copied(self._view, copy=True, requested=True))
+
+    __copy__ = __deepcopy__
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Own rows only, as host bytes, out of band from protocol 5 on. Comes back over NumPy memory."""
         packed = pack(self.to_host(pinned=False)._view.header, protocol)
@@ -486,13 +500,13 @@ class HostMatrix(Matrix):
 
     def _to_host(self, out: Any, pinned: bool | None, non_blocking: bool, stream: Any, copy: bool | None) -> Any:
         if out is not None:
-            target = _checked_out(self._view, out, copy)
+            target = _wrap(fillable(out, self._view, copy))
             copy_to(target._view.header, self._view)
             record_copy(target.nbytes, Reason.REQUESTED, "to_host into out")
             return Transfer(target, lambda: True, lambda: None) if non_blocking else target
         made: Any = self
         if copy:
-            made = _wrap(copied(self._view, copy=True, requested=True))
+            made = _wrap(copied(self._view, copy=copy, requested=True))
         return Transfer(made, lambda: True, lambda: None) if non_blocking else made
 
     @property
@@ -539,7 +553,7 @@ class DeviceMatrix(Matrix):
         from matrix_interop.exchange.moves import start_fetch
 
         view = self._view
-        target = None if out is None else _checked_out(view, out, copy)
+        target = None if out is None else _wrap(fillable(out, view, copy))
         landing = None if target is None else target._view.header
         kind = view.dtype if landing is None else landing.dtype
         order: Order | None = "F" if landing is not None and not landing.flags.c_contiguous else None
@@ -580,17 +594,6 @@ def _empty_on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, 
     native = target.empty(shape if order == "C" else shape[::-1], dtype, place)
     made = Matrix.from_tensor(native)
     return made if order == "C" else made.T
-
-
-def _checked_out(view: TensorView, out: Any, copy: bool | None) -> Matrix:
-    """``out`` as a matrix that the values of ``view`` can be written into."""
-    target = Matrix.from_tensor(out)
-    if target.shape != view.shape or not target.device.is_host:
-        raise UnsupportedLayoutError(f"out is {describe(target._view)}; a host matrix of shape {view.shape} is needed")
-    if target.readonly or copy is False:
-        why = "out is read-only" if target.readonly else "copy=False forbids to fill out"
-        raise CopyRequiredError(f"{describe(view)} cannot be written into out: {why}")
-    return target
 
 
 def _unpickle(data: Any, shape: tuple[int, int], dtype: str, order: Order, readonly: bool) -> Matrix:

@@ -72,6 +72,23 @@ def test_order_is_kept() -> None:
     assert convert(A, "torch", order="F").stride() == (1, 2)
 
 
+def test_copy_is_none_true_or_false() -> None:
+    """NumPy's booleans count as Python's; anything else is refused, never taken for one of them."""
+    m = from_tensor(A)
+    assert not np.shares_memory(convert(A, "numpy", copy=np.True_), A)
+    assert np.shares_memory(convert(A, "numpy", copy=np.False_), A)
+    for call in (lambda: convert(A[::-1], "torch", copy=np.False_), lambda: m.astype("f8", copy=np.False_)):
+        with pytest.raises(CopyRequiredError):
+            call()
+    for copy in ("never", 0, 1):
+        for again in (convert, from_tensor):
+            with pytest.raises(ValueError, match=r"write None .* True .* or False"):
+                again(A, copy=copy)
+    for again in (m.to_host, lambda copy: m.astype("f4", copy=copy)):
+        with pytest.raises(ValueError, match="'never'"):
+            again(copy="never")
+
+
 def test_refusals_carry_the_plan() -> None:
     """The error says source, target, bytes, reason, who forbade it and what to write; the plan is the same object's."""
     for who, context in (("copy=False", track_copies()), ("forbid_copies()", forbid_copies())):

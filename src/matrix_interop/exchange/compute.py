@@ -26,7 +26,8 @@ def copied(
 ) -> TensorView:
     """The view in another dtype or order, or copied, in its own framework. ``requested``: `forbid_copies` allows it."""
     target = framework("numpy" if view.device.is_host else view.framework)
-    made = decide(view, target, dtype=dtype, order=order, copy=copy, requested=requested and copy is not False)
+    requested = requested and (copy is None or bool(copy))
+    made = decide(view, target, dtype=dtype, order=order, copy=copy, requested=requested)
     if view.device.is_host:
         return TensorView.of(resolve(view, made), view.framework)
     return target.view(carry_out(view, target, made))

@@ -149,7 +149,8 @@ def to_framework(
     """`convert` for a view and an adapter."""
     place = place_of(view, target, device)
     on_host = place is CPU and view.device is CPU
-    if dtype is None and order is None and copy is not True and view.pending is None and place == view.device:
+    as_it_is = dtype is None and order is None and (copy is None or copy is False)
+    if as_it_is and view.pending is None and place == view.device:
         # The fast path asks what the plan asks, without collecting reasons.
         if view.framework == target.name and view.native is not None:
             if on_host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from typing import Any
 
@@ -9,7 +10,12 @@ import numpy as np
 
 from matrix_interop.devices import CPU, as_device
 from matrix_interop.dtypes import as_dtype, carrier
-from matrix_interop.errors import DeviceUnavailableError, UnsupportedLayoutError
+from matrix_interop.errors import (
+    CopyRequiredError,
+    DeviceUnavailableError,
+    UnsupportedDtypeError,
+    UnsupportedLayoutError,
+)
 from matrix_interop.exchange.convert import carry_out, copy_to, destination, place_of, resolve
 from matrix_interop.exchange.plan import Order, decide
 from matrix_interop.frameworks.registry import device_framework, framework, read
@@ -18,7 +24,7 @@ from matrix_interop.reasons import Reason
 from matrix_interop.tracking import record_copy
 from matrix_interop.view import TensorView, describe
 
-__all__ = ["as_matrix", "converted", "device_meant", "gathered", "pack", "unpack"]
+__all__ = ["as_matrix", "converted", "device_meant", "fillable", "gathered", "lengths_of", "pack", "unpack"]
 
 
 def as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
@@ -97,12 +103,49 @@ def gathered(rows: Any, dtype: Any) -> np.ndarray:
         views.append(view)
     if not views:
         raise UnsupportedLayoutError("no rows, so no width: use Matrix.empty((0, d), dtype=...)")
-    kind = np.result_type(*{view.dtype for view in views}) if dtype is None else as_dtype(dtype)
+    kind = _common_type(views) if dtype is None else as_dtype(dtype)
     out = aligned_empty((len(views), views[0].shape[0]), kind.newbyteorder("="))
     for row, view in zip(out, views, strict=True):
         copy_to(row, view)
     record_copy(out.nbytes, Reason.REQUESTED, "rows copied into one matrix")
     return out
+
+
+def lengths_of(shape: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """``shape`` as two lengths that an array can have. Raises TypeError for others than whole numbers."""
+    try:
+        lengths = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise TypeError(f"shape {shape!r}: (rows, columns) is meant, both whole numbers") from None
+    if len(lengths) != 2 or min(lengths) < 0:
+        raise UnsupportedLayoutError(f"shape {lengths}: (rows, columns) is meant, each 0 or more")
+    if max(lengths[0], 1) * max(lengths[1], 1) * dtype.itemsize >= 2**63:
+        raise UnsupportedLayoutError(f"shape {lengths} of {dtype}: no array can be as large as that")
+    return lengths
+
+
+def fillable(out: Any, view: TensorView, copy: bool | None) -> TensorView:
+    """``out`` as a view, if the values of ``view`` can be written into it. Raises as `Matrix.to_host`."""
+    target = read(out)
+    if target.shape != view.shape or not target.device.is_host:
+        raise UnsupportedLayoutError(f"out is {describe(target)}; a host matrix of shape {view.shape} is needed")
+    why = "out is read-only" if target.readonly else "copy=False forbids to fill out" if copy is False else ""
+    if target.pending is not None:
+        why = f"out has {target.pending.text}"  # its memory would not be what it shows
+    if why:
+        raise CopyRequiredError(f"{describe(view)} cannot be written into out: {why}")
+    return target
+
+
+def _common_type(views: list[TensorView]) -> np.dtype[Any]:
+    """The dtype that NumPy promotes those of all views to. Raises `UnsupportedDtypeError` where there is none."""
+    kinds = {view.dtype for view in views}
+    try:
+        return np.result_type(*kinds)
+    except TypeError:
+        named = " and ".join(sorted(map(str, kinds)))
+        msg = f"rows of {named} have no type in common: say which is meant, as in dtype='float32'"
+        raise UnsupportedDtypeError(msg) from None
 
 
 def pack(header: np.ndarray, protocol: Any) -> tuple[Any, tuple[int, ...], str, Order]:

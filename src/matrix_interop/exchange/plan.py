@@ -97,6 +97,7 @@ def decide(
     forbidden, `UnsupportedDtypeError` where the target cannot hold the dtype and `UnsupportedLayoutError`
     where it has no such order.
     """
+    copy = _checked_copy(copy)
     header = view.header
     place = view.device if place is None else place
     wanted = header.dtype if dtype is None else as_dtype(dtype).newbyteorder("=")
@@ -140,6 +141,13 @@ def decide(
     if not allowed and (copy is False or copies_forbidden()):
         refuse(plan, "copy=False" if copy is False else "forbid_copies()")
     return plan
+
+
+def _checked_copy(copy: Any) -> bool | None:
+    """``copy`` as None, True or False. Raises ValueError for anything else: a guess may copy what must not be."""
+    if copy is None or isinstance(copy, bool | np.bool_):
+        return None if copy is None else bool(copy)
+    raise ValueError(f"copy={copy!r}: write None (copy if it must be), True (always) or False (never)")
 
 
 def _require_fit(view: TensorView, target: Framework, dtype: np.dtype[Any] | None, order: Any) -> None:
