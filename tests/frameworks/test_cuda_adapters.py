@@ -223,6 +223,20 @@ def test_a_second_object(name: str) -> None:
     assert np.array_equal(read(m[3:0:-1][0]), numbers()[3])
 
 
+@pytest.mark.parametrize("target", [*EVERY, "cuda.core"])
+@pytest.mark.parametrize("source", ["torch", "cupy"])
+def test_layouts_of_its_own(source: str, target: str) -> None:
+    """A stepped, cut, reversed or transposed tensor has the right values everywhere: shared, or copied once."""
+    x, cuts = make(source, numbers()), [lambda x: x[::2], lambda x: x[:, 1:3], lambda x: x[1:2]]
+    cuts += [lambda x: x[::-1], lambda x: x[:, ::-2], lambda x: x.T] if source == "cupy" else []
+    for cut in cuts:
+        announced = plan(cut(x), target)
+        with track_copies() as log:
+            made = convert(cut(x), target)
+        assert np.array_equal(read(made), cut(numbers()))
+        assert (pointer(made) == pointer(cut(x)), log.nbytes) == (announced.zero_copy, announced.nbytes)
+
+
 @pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_fortran_order(name: str) -> None:
     """Dense columns are made on the device, of dense rows and of any other layout, in another type too."""
@@ -292,14 +306,16 @@ def test_pending_bits(torch: Any, target: str) -> None:
         assert np.array_equal(np.asarray(rows), np.concatenate([expected, expected]))
 
 
-def test_backwards_on_an_axis_that_does_not_count(torch: Any) -> None:
+def test_backwards_on_an_axis_that_does_not_count(torch: Any, cupy: Any) -> None:
     """torch would end the process on a negative stride, even of an axis of one entry: it is shown another."""
     x = make("cupy", numbers())
     header = TensorView(x).header[1:2]
     odd = np.lib.stride_tricks.as_strided(header, (1, 6), (-24, 4))
     view = TensorView.of(odd, "cupy", None, Device("cuda", 0))
-    made = convert(view, "torch")
-    assert (pointer(made), read(made).tolist()) == (pointer(x) + 24, [numbers()[1].tolist()])
+    own = cupy.ndarray((1, 6), np.float32, x[1:2].data, (-24, 4))
+    for source in (view, own):
+        made = convert(source, "torch")
+        assert (pointer(made), read(made).tolist()) == (pointer(x) + 24, [numbers()[1].tolist()])
 
 
 def test_managed_memory(cupy: Any, torch: Any, jax: Any) -> None:

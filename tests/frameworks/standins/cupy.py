@@ -180,7 +180,7 @@ def array(x: Any, dtype: Any = None, order: str = "K", copy: bool = True) -> nda
     x._require_here()
     flip = order == "F"
     out = empty(x.shape[::-1] if flip else x.shape, dtype or x.dtype)
-    out = ndarray.over(out.T) if flip else out
+    out = out.T if flip else out
     with _streams.here(x.ordinal):
         lateframe.copy_late(out, x)
     return out

@@ -3,7 +3,8 @@
 Facts copied (``tests/gpu`` proves them on the real one): work runs on a stream that JAX does not show; arrays never
 change and have no gaps; an import asks the producer for a legacy capsule that is ready on JAX's own stream, and takes
 CUDA's label and strides without gaps only, in any order of the axes; its export makes the array ready on a stream that
-is named; the CUDA array interface is for dense rows and names no stream; 64-bit types become 32 bits unless x64 is on.
+is named; the CUDA array interface is for dense rows and names no stream; `empty` writes zeros; 64-bit types become
+32 bits unless x64 is on.
 Not copied: tracing, donation, what its functions compute (NumPy's do it).
 """
 
@@ -194,7 +195,10 @@ class _Numpy(ModuleType):
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, *, device: Device) -> Array:
-    return Array.made(shape, _kind(dtype), device.id)
+    made = Array.made(shape, _kind(dtype), device.id)
+    with _streams.here(device.id):
+        lateframe.fill_late(made, 0)
+    return made
 
 
 def _array(x: Array, *, dtype: Any = None, copy: bool = True) -> Array:

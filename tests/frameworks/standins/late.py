@@ -86,6 +86,11 @@ class CudaArray(lateframe.Array):
     def __getitem__(self, key: Any) -> Self:
         return self.over(super().__getitem__(key))
 
+    @property
+    def T(self) -> Self:  # noqa: N802  the name every framework has
+        """The transpose, a view."""
+        return self.over(super().T)
+
     def __add__(self, other: Any) -> Self:
         return self.apply(np.add, other)
 
