@@ -89,12 +89,38 @@ def test_what_the_caller_says_is_compared_with_the_file(tmp_path):
             open_matrix(tmp_path / "x.npy", **keywords)
 
 
+@pytest.mark.parametrize("dim", ["4", 4.0, None])
+def test_dim_is_a_whole_number(tmp_path, dim):
+    """Anything else is refused before the file is read."""
+    (tmp_path / "x.raw").write_bytes(bytes(32))
+    with pytest.raises(TypeError if dim is not None else FormatError):
+        open_matrix(tmp_path / "x.raw", dtype="f4", dim=dim)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    """Opening it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "x.npy")
+    for act in (open_matrix, open_rows, lambda path: open_matrix(path, format="fbin")):
+        with pytest.raises(FormatError, match="is a pipe"):
+            act(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "h5", "parquet", "arrow", "safetensors"])
+@pytest.mark.parametrize("name", ["", "/", "a\0b", "\udcff", "__metadata__", 5, None])
+def test_names_that_not_every_format_can_hold_are_refused(tmp_path, suffix, name):
+    """Before the disk is touched."""
+    with pytest.raises(ValueError, match="dataset="):
+        save_matrix(tmp_path / f"x.{suffix}", ONES, dataset=name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_format_that_nobody_knows_is_refused_with_the_list(tmp_path):
     """By suffix and by name, reading and writing; a missing file is FileNotFoundError as ever."""
     (tmp_path / "x.foo").write_bytes(b"abc")
     for act in (
         lambda: open_matrix(tmp_path / "x.foo"),
         lambda: open_matrix(tmp_path / "x.foo", format="foo"),
+        lambda: open_matrix(tmp_path / "x.foo", format=5),
         lambda: save_matrix(tmp_path / "y", ONES),
     ):
         with pytest.raises(FormatError, match=r"arrow, arrows, bin, bvecs.*u8bin"):

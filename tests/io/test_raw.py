@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from matrix_interop.errors import FormatError
-from matrix_interop.io import open_matrix
+from matrix_interop.errors import FormatError, UnsupportedLayoutError
+from matrix_interop.io import open_matrix, save_matrix
 
 
 @pytest.mark.parametrize("keywords", [{}, {"dtype": "f4"}, {"dim": 4}, {"dtype": "f4", "dim": 0}])
@@ -25,3 +25,10 @@ def test_any_file_can_be_raw(tmp_path):
         open_matrix(path, format="raw", dtype="bfloat16", dim=2)
     m = open_matrix(path, format="raw", dtype="bfloat16", dim=2, partial=True)
     assert np.asarray(m).astype("f4").tolist() == [[1, -2.5]] * 3
+
+
+def test_rows_without_values_are_refused(tmp_path):
+    """The size of the file could not tell how many there were."""
+    with pytest.raises(UnsupportedLayoutError, match=r"\(3, 0\)"):
+        save_matrix(tmp_path / "x.raw", np.ones((3, 0)))
+    assert list(tmp_path.iterdir()) == []

@@ -121,6 +121,13 @@ def test_only_regular_files_are_replaced(tmp_path):
             pass
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    """With the file that was meant, not the temporary one."""
+    with pytest.raises(FileNotFoundError, match=r"a new file in .*none.*x\.npy") as caught:
+        save_matrix(tmp_path / "none" / "x.npy", ONES)
+    assert caught.value.filename == str(tmp_path / "none" / "x.npy")
+
+
 @pytest.mark.parametrize("suffix", ["npy", "npz", "fvecs", "fbin", "safetensors", "h5", "arrow"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_saving_needs_no_second_copy(tmp_path, suffix, order):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap as memory_map
+import operator
 import os
 import warnings
 from pathlib import Path
@@ -120,11 +121,20 @@ def save_matrix(path: StrPath, m: Any, *, format: str | None = None, dataset: st
     touched; nothing is converted unasked.
     """
     where = Path(path)
+    _require_name(dataset)
     fmt = find(where, format, reading=False)
     rows = _rows_of(m)
     dtype = fmt.storage(rows.shape, rows.dtype)
     with replacing(where) as file:
         fmt.write(file, rows, dtype, dataset)
+
+
+def _require_name(dataset: Any) -> None:
+    """Raise ValueError for what some format or its library would cut, refuse or never find again."""
+    if isinstance(dataset, str) and dataset.isprintable() and dataset.strip("/.") and dataset != "__metadata__":
+        return
+    msg = f"dataset={dataset!r} is no name that every format can hold: write one of printable characters"
+    raise ValueError(msg)
 
 
 def is_mapped(m: Any) -> bool:
@@ -153,6 +163,8 @@ def _options(
 ) -> Options:
     """The keywords of `open_matrix` and `open_rows`, normalised."""
     names = (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+    if dim is not None:
+        dim = int(operator.index(dim))
     if names == () or (dim is not None and dim < 0):
         msg = f"columns={columns!r}, dim={dim!r}: at least one column, and a row length of 0 or more"
         raise ValueError(msg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from matrix_interop.errors import FormatError
+from matrix_interop.errors import FormatError, UnsupportedLayoutError
 from matrix_interop.io.base import DType, Format, Layout, Options, Rows, plain_layout
 from matrix_interop.io.writing import write_blocks
 
@@ -32,6 +32,9 @@ class Raw(Format):
 
     def storage(self, shape: tuple[int, int], dtype: DType) -> DType:
         """See `Format.storage`."""
+        if shape[1] == 0:
+            msg = f"a raw file cannot hold shape {shape}: its size tells the rows, and rows without values have none"
+            raise UnsupportedLayoutError(msg)
         return dtype.newbyteorder("<")
 
     def write(self, file: BinaryIO, rows: Rows, dtype: DType, dataset: str) -> None:

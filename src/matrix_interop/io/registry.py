@@ -7,6 +7,7 @@ is the suffix without its dot, its object a `Format`. They never replace a built
 from __future__ import annotations
 
 import os
+import stat
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -55,7 +56,7 @@ def known() -> list[str]:
 
 def named(name: str) -> Format | None:
     """The format of that name, with or without a leading dot, in either case; None if nobody has it."""
-    key = name.removeprefix(".").lower()
+    key = str(name).removeprefix(".").lower()
     if key in _BUILT_IN:
         formats: dict[str, Format] = import_module(f"matrix_interop.io.{_BUILT_IN[key]}").FORMATS
         return formats[key]
@@ -64,6 +65,9 @@ def named(name: str) -> Format | None:
 
 def find(path: Path, name: str | None, *, reading: bool) -> Format:
     """The format by ``name``; else by the content of a file to read; else by the suffix. Raises `FormatError`."""
+    if reading and not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
+        msg = f"{path}: is a pipe, a socket or a device, which has no size: save it to a file first"
+        raise FormatError(msg)
     if name is not None:
         found = named(name)
         if found is None:

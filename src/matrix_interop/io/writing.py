@@ -57,7 +57,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise FileExistsError(msg)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        file = temporary.open("xb")
+    except OSError as error:  # that names the file which was meant
+        raise OSError(error.errno, f"{error.strerror} (a new file in {target.parent})", str(path)) from error
+    try:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
