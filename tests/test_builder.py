@@ -270,6 +270,9 @@ def test_types() -> None:
     small = MatrixBuilder(2, dtype="bfloat16")
     small.append([1.5, 2.5])
     assert small.finish().dtype == ml_dtypes.bfloat16
+    pairs = MatrixBuilder(1, dtype="complex64")
+    pairs.append([0.1j])
+    assert pairs.finish().array[0, 0] == np.complex64(0.1j)
     with pytest.raises(UnsupportedDtypeError, match=r"2\.5, which int64 cannot hold"):
         MatrixBuilder(2, dtype="int64").append([1, 2.5])
 

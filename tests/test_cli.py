@@ -117,7 +117,14 @@ def test_plan_of_a_mapped_file_shares(capsys: pytest.CaptureFixture[str]) -> Non
         (["plan", "rows.npy::x"], "rows.npy: npy files know no dataset='x'"),
         (["convert", "rows.npy", "out.xyz"], "out.xyz: the suffix '.xyz' tells no format"),
         (["convert", "rows.npy", "out.u8bin"], "a .u8bin file holds uint8, not float32"),
+        (["convert", "rows.npy", "none/out.npy"], "none/out.npy: No such file or directory (a new file in "),
         (["search", "rows.npy", "other.npy"], "queries have 2 columns"),
+        (["search", "rows.npy", "rows.npy", "--out", "ids.xyz"], "ids.xyz: the suffix '.xyz' tells no format"),
+        (["search", "rows.npy", "rows.npy", "--out", "ids.fvecs"], "a .fvecs file holds float32, not int64"),
+        (["search", "rows.npy", "rows.npy", "--distances", "d.ivecs"], "a .ivecs file holds int32, not float32"),
+        (["search", "rows.npy", "rows.npy", "--out", "none/ids.npy"], "none: No such file or directory"),
+        (["search", "rows.npy", "rows.npy", "--out", "o.npy", "--distances", "./o.npy"], "o.npy is both --out and"),
+        (["search", "rows.npy", "rows.npy", "--engine", "numpy", "--device", "cuda"], "engine 'numpy' searches on the"),
     ],
 )
 def test_refusals_take_one_line(
@@ -137,7 +144,15 @@ def test_refusals_take_one_line(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["fly"], ["plan"], ["search", "a", "b", "-k", "0"], ["convert", "a", "b", "--rows", "5"], ["bench", "nosuch"]],
+    [
+        [],
+        ["fly"],
+        ["plan"],
+        ["search", "a", "b", "-k", "0"],
+        ["search", "a", "b", "-k", str(2**62)],
+        ["convert", "a", "b", "--rows", "5"],
+        ["bench", "nosuch"],
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """argparse prints the usage."""
@@ -191,6 +206,34 @@ def test_convert_refuses_what_does_not_fit(
     assert sorted(rows.parent.iterdir()) == [out, rows]
 
 
+def test_convert_loses_no_imaginary_part(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Complex rows become real ones where nothing but zeros is left out, rounded as any others."""
+    out = rows.with_name("out.npy")
+    np.save(rows, ROWS * (0.1 + 0j))
+    assert main(["convert", str(rows), str(out), "--dtype", "float16"]) == 0
+    np.testing.assert_array_equal(np.load(out), (ROWS * 0.1).astype(np.float16))
+    np.save(rows, ROWS * 1j)
+    capsys.readouterr()
+    assert refused(["convert", str(rows), str(out), "--dtype", "float32"], capsys).startswith(
+        "row 0 holds 1j in column 1"
+    )
+
+
+def test_colons_in_a_name(tmp_path: Path) -> None:
+    """A file that is there is meant as a whole."""
+    np.save(tmp_path / "a::b.npy", ROWS)
+    assert main(["convert", f"{tmp_path / 'a::b.npy'}", str(tmp_path / "out.npy")]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), ROWS)
+
+
+def test_archives_are_read_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line of the plan says that an .npz is not mapped."""
+    np.savez(tmp_path / "x.npz", a=ROWS)
+    assert main(["plan", str(tmp_path / "x.npz")]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines()[0].rpartition(", ")[2], err) == ("read into memory", "")
+
+
 def test_convert_reads_a_named_tensor(tmp_path: Path) -> None:
     """FILE::NAME is one array of an .npz."""
     np.savez(tmp_path / "two.npz", a=ROWS, b=ROWS + 1)
@@ -201,7 +244,7 @@ def test_convert_reads_a_named_tensor(tmp_path: Path) -> None:
 # search ---------------------------------------------------------------------------------------------
 def test_search_prints_and_writes_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The nearest rows with their distances; all of them in the files, missing ones as -1 and infinity."""
-    base, queries, ids, distances = (tmp_path / name for name in ("b.fvecs", "q.npy", "ids.ivecs", "d.npy"))
+    base, queries, ids, distances = (tmp_path / name for name in ("b.fvecs", "q.npy", "ids.IVECS", "d.npy"))
     save_matrix(base, ROWS)
     np.save(queries, ROWS[[3, 0]])
     arguments = ["search", str(base), str(queries), "-k", "5", "--engine", "numpy", "--show", "1"]
@@ -241,6 +284,12 @@ def test_a_closed_pipe_is_no_error(rows: Path) -> None:
     )
     os.close(write)
     assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+def test_a_closed_standard_output_is_no_error(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`matrix-interop plan FILE >&-`: Python has no stream then."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["plan", str(rows)]) == 0
 
 
 def test_help_loads_no_framework() -> None:

@@ -15,6 +15,7 @@ from matrix_interop.dtypes import (
     DTYPE_OF_DLPACK,
     as_dtype,
     carrier,
+    cast,
     is_extension,
     require_plain,
 )
@@ -92,3 +93,21 @@ def test_none_is_no_type() -> None:
     """None means "as it is" elsewhere and is no name for float64 here."""
     with pytest.raises(UnsupportedDtypeError):
         as_dtype(None)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "held"),
+    [
+        ([1, 300, -1], "uint8", [True, False, False]),
+        ([0.5, 2.0, np.nan], "int32", [False, True, False]),
+        ([0.1, 1e300, np.inf, np.nan], "float32", [True, False, True, True]),
+        ([1.0, np.inf], "float8_e4m3fn", [True, False]),
+        ([0.1 + 0j, 1j], "float32", [True, False]),
+        ([0.1j, 1e300 + 0j], "complex64", [True, False]),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_cast_says_what_fits(values: list[complex], dtype: str, held: list[bool]) -> None:
+    """Fractions are rounded; what is cut, becomes infinite or NaN, or loses an imaginary part does not fit."""
+    made, fits = cast(np.array(values), as_dtype(dtype))
+    assert (made.dtype, fits.tolist()) == (as_dtype(dtype), held)

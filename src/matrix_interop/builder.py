@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from matrix_interop.devices import Device, as_device
-from matrix_interop.dtypes import as_dtype
+from matrix_interop.dtypes import as_dtype, cast
 from matrix_interop.errors import ClosedError, UnknownFrameworkError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.exchange.convert import copy_to, place_of
 from matrix_interop.frameworks.registry import Framework, device_framework, read
@@ -426,14 +426,11 @@ def _numbers(rows: Any, dtype: np.dtype[Any]) -> TensorView:
     if given.dtype.kind not in "biufc":
         msg = f"a list of {given.dtype} holds no numbers that {dtype} could hold"
         raise UnsupportedDtypeError(msg)
-    with np.errstate(all="ignore"):
-        cast = given.astype(dtype)
-        whole = dtype.kind in "biu"
-        fits = cast == given if whole or given.dtype.kind == "c" else np.isfinite(cast) == np.isfinite(given)
+    made, fits = cast(given, dtype)
     if not fits.all():
         msg = f"a list holds {given[~fits].flat[0]}, which {dtype} cannot hold"
         raise UnsupportedDtypeError(msg)
-    return TensorView.of(cast, "numpy")
+    return TensorView.of(made, "numpy")
 
 
 def _require_finite(rows: np.ndarray, first: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from matrix_interop.errors import UnsupportedDtypeError
 
-__all__ = ["DLPACK_OF_DTYPE", "DTYPE_OF_DLPACK", "as_dtype", "carrier", "is_extension", "require_plain"]
+__all__ = ["DLPACK_OF_DTYPE", "DTYPE_OF_DLPACK", "as_dtype", "carrier", "cast", "is_extension", "require_plain"]
 
 _EXTENSIONS: Final[dict[str, tuple[int, int]]] = {
     "bfloat16": (4, 16),
@@ -86,6 +86,23 @@ def require_plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
         why = "narrower than a byte or unknown to DLPack: convert it with astype() first"
     msg = f"unsupported data type {dtype}: {why}"
     raise UnsupportedDtypeError(msg)
+
+
+def cast(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """``values`` as ``dtype``, and a mask of those that it holds.
+
+    Whole numbers must stay what they are.  Fractions may be rounded, but none becomes infinite or NaN that was not, and
+    no imaginary part is lost.
+    """
+    real = values.dtype.kind == "c" and dtype.kind != "c"
+    part = values.real if real else values
+    with np.errstate(all="ignore"):
+        made = part.astype(dtype)
+        if dtype.kind in "biu":
+            fits = made == part
+        else:
+            fits = (np.isnan(made) == np.isnan(part)) & (np.isinf(made) == np.isinf(part))
+    return made, fits & (values.imag == 0) if real else fits
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:

@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = getattr(import_module(f"matrix_interop.cli.{options.module}"), options.command)
         run(options)
-        sys.stdout.flush()
+        print(end="", flush=True)  # a closed standard output is None, which print takes
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except (MatrixInteropError, OSError, MemoryError) as error:
+    except (MatrixInteropError, OSError, MemoryError, ValueError) as error:
         print(f"matrix-interop: {' '.join(_sentence(error).split())}", file=sys.stderr)
         return _REFUSED
     return 0
@@ -103,15 +103,15 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _range(text: str) -> slice:
     start, colon, stop = text.partition(":")
-    if not colon or not all(part.lstrip("-").isdecimal() for part in (start, stop) if part):
+    if not colon or not all(part.removeprefix("-").isdecimal() for part in (start, stop) if part):
         msg = f"{text!r}: write A:B, A: or :B"
         raise argparse.ArgumentTypeError(msg)
     return slice(*(int(part) if part else None for part in (start, stop)))
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r}: 1 or more"
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        msg = f"{text!r}: 1 or more, below 2**31"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from matrix_interop.cli.progress import Progress
-from matrix_interop.dtypes import as_dtype
+from matrix_interop.dtypes import as_dtype, cast
 from matrix_interop.errors import UnsupportedDtypeError
 from matrix_interop.io import Rows, RowSource, is_mapped, open_matrix, open_rows, save_matrix
 from matrix_interop.io.base import Layout
@@ -22,7 +22,8 @@ __all__ = ["convert", "matrix_in", "plan", "rows_in"]
 def matrix_in(text: str, mode: Any = "r") -> HostMatrix:
     """The matrix in the file that the command line names."""
     path, options = _named(text)
-    return open_matrix(path, mode=mode, **options)
+    mapped = find(path, None, reading=True).name != "npz"  # which never is: `plan` says so on its first line
+    return open_matrix(path, mode=mode, mmap=mapped, **options)
 
 
 def rows_in(text: str) -> RowSource:
@@ -35,8 +36,8 @@ def _named(text: str) -> tuple[Path, dict[str, Any]]:
     """``FILE::NAME`` apart; NAME means columns (with commas between) where the format has columns."""
     file, colons, name = text.partition("::")
     path = Path(file)
-    if not colons:
-        return path, {}
+    if not colons or Path(text).exists():
+        return Path(text), {}
     takes = find(path, None, reading=True).takes
     return path, {"columns": name.split(",")} if "columns" in takes else {"dataset": name}
 
@@ -96,14 +97,12 @@ class _Converted(Rows):
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any], first: int) -> np.ndarray:
-    """``block`` as ``dtype``. Raises `UnsupportedDtypeError` for what integers would cut or floats make infinite."""
+    """``block`` as ``dtype``. Raises `UnsupportedDtypeError` for what `cast` finds not to fit."""
     if block.dtype == dtype:
         return block
-    with np.errstate(all="ignore"):
-        cast = block.astype(dtype)
-        fits = cast == block if dtype.kind in "biu" else np.isfinite(cast) == np.isfinite(block)
+    made, fits = cast(block, dtype)
     if not fits.all():
         row, column = np.argwhere(~fits)[0].tolist()
         msg = f"row {first + row} holds {block[row, column]} in column {column}, which {dtype} cannot hold"
         raise UnsupportedDtypeError(msg)
-    return cast
+    return made
