@@ -109,7 +109,7 @@ NOTICED_BY = {
     + "test_rows_in_ordinary_memory_come_after_what_the_matrix_waits_for",
     "transfer/base.py:Transfer.result:wait": _LANES + "test_early_return_into_pageable_memory",
     "transfer/base.py:Transfer._end:_finish": _LANES + "test_pinned_memory_is_moved_as_it_lies",
-    "transfer/crew.py:Crew.run:wait": _LANES + "test_upload",
+    "transfer/crew.py:Crew.run:wait": "tests/transfer/test_crew.py::test_all_jobs_are_over_when_a_run_returns",
     "transfer/lanes.py:upload:finish": _LANES + "test_pinned_memory_is_moved_as_it_lies",
     "transfer/lanes.py:download:wait": _LANES + "test_download",
     "transfer/lanes.py:_in_background.work:wait": _LANES + "test_early_return_into_pageable_memory",
