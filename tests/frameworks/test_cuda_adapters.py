@@ -377,6 +377,13 @@ def test_an_array_that_is_ready_is_waited_for_by_nobody(jax: Any, runtime: Simul
     assert (runtime.calls["record"], runtime.calls.total()) == (runtime.calls["record"], before)
 
 
+def test_zeros_of_new_memory_come_first(jax: Any, runtime: SimulatedRuntime) -> None:
+    """JAX fills new memory with zeros on a stream of its own: that is over before anything else is written there."""
+    m = from_tensor(numbers()).to_device("cuda:0", framework="jax")
+    runtime.stream_synchronize(1, 0)  # the values were written on the legacy stream
+    assert np.array_equal(read(m.array), numbers())
+
+
 def test_spread_over_devices(jax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array on several devices is no plain memory."""
     monkeypatch.setattr(jax.Array, "sharding", object())
