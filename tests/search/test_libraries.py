@@ -17,6 +17,7 @@ import torch
 
 from matrix_interop.errors import (
     CopyRequiredError,
+    DeviceUnavailableError,
     FrameworkNotInstalledError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
@@ -208,6 +209,8 @@ def test_empty(library: str) -> None:
         (lambda index: index.search(rows(2, 3), 1), UnsupportedLayoutError, "queries have 3 columns"),
         (lambda index: index.search(rows(2, 4)[0], 1), UnsupportedLayoutError, "as_row"),
         (lambda index: index.search(rows(2, 4), 0), ValueError, "k=0"),
+        (lambda index: index.search(rows(2, 4), 2**62), ValueError, "fewer than"),
+        (lambda index: build(iter([rows(2, 4)]), index.library), UnsupportedLayoutError, "iterator"),
         (lambda index: index.search(rows(2, 4).astype("c8"), 1), UnsupportedDtypeError, "complex"),
         (lambda index: index.add(rows(2, 5)), UnsupportedLayoutError, "rows have 5 columns"),
         (lambda index: index.add([rows(2, 4), rows(2, 5)]), UnsupportedLayoutError, "rows have 5 columns"),
@@ -244,6 +247,37 @@ def test_save(library: str, tmp_path: Path) -> None:
     index.save(tmp_path / "index.bin")
     assert [path.name for path in tmp_path.iterdir()] == ["index.bin"]
     assert (tmp_path / "index.bin").stat().st_size > 50 * 8 * 4
+    with pytest.raises(FileNotFoundError, match="none"):
+        index.save(tmp_path / "none" / "index.bin")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hnswlib", {"M": 0}),
+        ("hnswlib", {"M": 1}),
+        ("faiss", {"factory": "HNSW0"}),
+        ("faiss", {"factory": "IVF2_HNSW1,Flat"}),
+        ("faiss", {"factory": "Nope"}),
+    ],
+)
+def test_options_that_make_no_index(name: str, options: dict[str, Any]) -> None:
+    """Refused before the library crashes over them."""
+    pytest.importorskip(name)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        build(rows(5, 4), name, **options)
+
+
+@pytest.mark.parametrize("factory", ["IDMap,Flat", "Flat,IDMap", "IDMap2,Flat"])
+def test_faiss_indexes_that_map_ids_already(factory: str) -> None:
+    """They are not mapped twice, with ids of the caller's own and without."""
+    pytest.importorskip("faiss")
+    base = rows(20, 4)
+    for ids in (None, range(100, 120)):
+        index = build(base[:0], "faiss", factory=factory)
+        index.add(base, ids)
+        assert index.search(base, 1).ids.ravel().tolist() == list(ids or range(20))
+        assert np.array_equal(index.vectors(), base)
 
 
 def test_nothing_of_the_base_is_kept(library: str) -> None:
@@ -330,6 +364,16 @@ def test_prepare_copies_nothing_in_secret() -> None:
         assert prepare(rows(5, 4), "faiss").shape == (5, 4)
         with pytest.raises(CopyRequiredError):
             prepare(rows(5, 4, 0, "f8"), "faiss")
+        with pytest.raises(CopyRequiredError, match="voyager refuses read-only"):
+            prepare(np.broadcast_to(rows(1, 4), (5, 4)), "voyager")
+
+
+def test_prepare_for_a_device_that_is_not_there() -> None:
+    """Without a CUDA device cuVS gets nothing, and the error says so."""
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here")
+    with pytest.raises(DeviceUnavailableError, match="cannot go to a CUDA device"):
+        prepare(rows(5, 4), "cuvs")
 
 
 def test_unknown_and_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from matrix_interop.search.device.arrays import Arrays, arrays_of
 from matrix_interop.search.device.best import Best
 from matrix_interop.search.device.dense import dense_rows
 from matrix_interop.search.device.search import native_of, result_of
-from matrix_interop.search.index import Index
+from matrix_interop.search.index import Index, refuse_iterator
 from matrix_interop.search.result import KnnResult
 from matrix_interop.search.sources import is_source, require_columns, require_numbers
 
@@ -105,7 +105,7 @@ class CuvsIndex(Index):
         return 0 if self._base is None else len(self._base)
 
     def add(self, rows: Any, ids: Any = None) -> None:
-        self._refuse_iterator(rows)
+        refuse_iterator(rows)
         fresh = (
             self._gathered(rows) if is_source(rows) else dense_rows(self._checked(rows), self._device, copy=self._copy)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import faiss
@@ -15,6 +16,8 @@ __all__ = ["FaissIndex"]
 
 #: Training rows, evenly spread over the base, where the caller does not say. FAISS takes 256 a centroid at most.
 _TRAINING = 65_536
+#: Graphs that FAISS ends the process over.
+_TOO_NARROW = re.compile(r"(HNSW|NSG)[01](?!\d)")
 
 
 class FaissIndex(HostIndex):
@@ -29,7 +32,14 @@ class FaissIndex(HostIndex):
     def __init__(self, dim: int, metric: str, *, check: bool, factory: str = "Flat", training: int = _TRAINING) -> None:
         super().__init__(dim, metric, check=check)
         measure = faiss.METRIC_L2 if self.kind == "squared" else faiss.METRIC_INNER_PRODUCT
-        self.native = faiss.index_factory(int(dim), factory, measure)
+        if _TOO_NARROW.search(factory):
+            msg = f"factory={factory!r}: a graph needs 2 links or more at each vector, as in 'HNSW32'"
+            raise ValueError(msg)
+        try:
+            self.native = faiss.index_factory(int(dim), factory, measure)
+        except RuntimeError as error:
+            msg = f"factory={factory!r}: FAISS makes no index of that: {str(error).rpartition(': ')[2]}"
+            raise ValueError(msg) from error
         self.training = int(training)
 
     def __len__(self) -> int:
@@ -37,7 +47,7 @@ class FaissIndex(HostIndex):
 
     @property
     def _mapped(self) -> bool:
-        return isinstance(self.native, faiss.IndexIDMap2)
+        return isinstance(self.native, faiss.IndexIDMap)  # of which IndexIDMap2 is one kind
 
     def _prepared(self, rows: np.ndarray) -> np.ndarray:
         return unit(rows.astype(np.float64)).astype(np.float32) if self.kind == "cosine" else rows
@@ -80,7 +90,7 @@ class FaissIndex(HostIndex):
 
 def _reserve(index: Any, count: int) -> None:
     """Make room for so many vectors at once: growing batch by batch, FAISS holds old and new memory side by side."""
-    if isinstance(index, faiss.IndexIDMap2):
+    if isinstance(index, faiss.IndexIDMap):
         index = faiss.downcast_index(index.index)
     if isinstance(index, faiss.IndexHNSW):
         index = faiss.downcast_index(index.storage)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import operator
+import errno
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from matrix_interop.exchange.convert import convert
 from matrix_interop.matrix import Matrix, from_tensor
 from matrix_interop.search.metrics import distances_of, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
-from matrix_interop.search.sources import blocks_of, host_array, require_columns, require_numbers
+from matrix_interop.search.sources import blocks_of, host_array, neighbours, require_columns, require_numbers
 
-__all__ = ["HostIndex", "Index"]
+__all__ = ["HostIndex", "Index", "refuse_iterator"]
 
 #: Queries handed to the library at once.
 _QUERIES: Final = 1 << 14
@@ -78,6 +79,8 @@ class Index(ABC):
     def save(self, path: str | Path) -> None:
         """Write the library's own file; ``path`` is replaced only once that is complete."""
         path = Path(path)
+        if not path.absolute().parent.is_dir():  # hnswlib would write nothing, without a word
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
         part = path.with_name(path.name + ".part")
         try:
             self._save(str(part))
@@ -102,11 +105,6 @@ class Index(ABC):
         """Write the native index."""
 
     # What every index checks -------------------------------------------------------------------
-    def _refuse_iterator(self, rows: Any) -> None:
-        if isinstance(rows, Iterator):
-            msg = "an iterator can be read only once: pass a matrix, a row source or a list of blocks to an index"
-            raise UnsupportedLayoutError(msg)
-
     def _refuse_rows(self, bad: list[int]) -> None:
         if bad:
             names = ", ".join(map(str, bad[:_NAMED])) + (", ..." if len(bad) > _NAMED else "")
@@ -115,10 +113,7 @@ class Index(ABC):
 
     def _asked(self, queries: Any, k: int) -> tuple[Matrix, int]:
         """Queries and ``k``, checked."""
-        k = operator.index(k)
-        if k < 1:
-            msg = f"k={k}: ask for at least one neighbour"
-            raise ValueError(msg)
+        k = neighbours(k)
         asked = from_tensor(queries)
         require_columns("queries", asked.shape[1], f"the {self.library} index", self.dim)
         return asked, k
@@ -157,11 +152,18 @@ class Index(ABC):
             self._ids = np.concatenate([known, numbers])
 
 
+def refuse_iterator(rows: Any) -> None:
+    """Raise `UnsupportedLayoutError` for what can be read only once: an index looks at rows before it adds any."""
+    if isinstance(rows, Iterator):
+        msg = "an iterator can be read only once: pass a matrix, a row source or a list of blocks to an index"
+        raise UnsupportedLayoutError(msg)
+
+
 class HostIndex(Index):
     """An index of a library that takes NumPy arrays: rows and queries come to the host, block by block."""
 
     def add(self, rows: Any, ids: Any = None) -> None:
-        self._refuse_iterator(rows)
+        refuse_iterator(rows)
         count, bad = 0, []
         for block in blocks_of(rows):
             require_columns("rows", block.shape[1], f"the {self.library} index", self.dim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from matrix_interop.search.sources import (
     host_array,
     is_short_float,
     is_source,
+    neighbours,
     require_columns,
     require_numbers,
 )
@@ -70,10 +70,7 @@ def knn(
     `DeviceUnavailableError`.
     """
     kind = kind_of(metric)
-    k = operator.index(k)
-    if k < 1:
-        msg = f"k={k}: ask for at least one neighbour"
-        raise ValueError(msg)
+    k = neighbours(k)
     asked = from_tensor(queries)
     base = base if is_source(base) else from_tensor(base)
     place = device_of_search(asked, base, device, engine)

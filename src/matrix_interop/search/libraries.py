@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from matrix_interop.errors import FrameworkNotInstalledError
+from matrix_interop.errors import CopyRequiredError, FrameworkNotInstalledError
 from matrix_interop.matrix import HostMatrix, from_tensor
 from matrix_interop.search.device.dense import dense_rows
-from matrix_interop.search.index import Index
+from matrix_interop.search.index import Index, refuse_iterator
 from matrix_interop.search.metrics import kind_of
 from matrix_interop.search.sources import require_numbers
+from matrix_interop.tracking import copies_forbidden
 
 __all__ = ["build", "prepare"]
 
@@ -55,6 +56,7 @@ def build(m: Any, library: str, *, metric: str = "sqeuclidean", check: bool = Tr
     TypeError for an unknown option, and as `Index.add`.
     """
     kind_of(metric)
+    refuse_iterator(m)
     index: Index = _class_of(library)(_columns(m), metric, check=check, **options)
     index.add(m)
     return index
@@ -88,6 +90,9 @@ def prepare(m: Any, library: str) -> Any:
         dtype = takes[-1] if wide else takes[0]
     order: Any = None if library in _ANY_STRIDES else "C"
     copy = True if library in _WRITABLE and matrix.readonly else None
+    if copy and copies_forbidden():
+        msg = f"{library} refuses read-only memory, {matrix!r} is that, and forbid_copies() forbids to copy it"
+        raise CopyRequiredError(msg)
     array: np.ndarray = matrix.to_tensor("numpy", dtype=dtype, order=order, copy=copy)
     return array.view(np.ndarray)
 

@@ -12,7 +12,7 @@ from matrix_interop.dtypes import is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.matrix import HostMatrix, Matrix, from_tensor
 
-__all__ = ["blocks_of", "host_array", "is_short_float", "is_source", "require_columns", "require_numbers"]
+__all__ = ["blocks_of", "host_array", "is_short_float", "is_source", "neighbours", "require_columns", "require_numbers"]
 
 #: Bytes of one block, counted as float32, where the caller does not say.
 _BLOCK_BYTES: Final = 64 << 20
@@ -71,6 +71,18 @@ def _cut(m: Matrix, block: int | None) -> Iterator[np.ndarray]:
     step = block or _rows_of(m.shape[1])
     for start in range(0, max(len(m), 1), step):  # an empty matrix is one empty block: it has columns to check
         yield host_array(m[start : start + step])
+
+
+def neighbours(k: Any) -> int:
+    """``k`` as the number of neighbours to find: TypeError, or ValueError for one that nobody can answer."""
+    count = operator.index(k)
+    if count < 1:
+        msg = f"k={k}: ask for at least one neighbour"
+        raise ValueError(msg)
+    if count >= 2**31:
+        msg = f"k={k}: ask for fewer than 2**31 neighbours"
+        raise ValueError(msg)
+    return count
 
 
 def require_columns(what: str, width: int, of: str, expected: int) -> None:

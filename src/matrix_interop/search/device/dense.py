@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from matrix_interop.devices import as_device
+from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.frameworks.registry import device_framework
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import DeviceMatrix, from_tensor
@@ -30,6 +31,8 @@ def dense_rows(m: Any, device: Any = None, *, copy: bool | None = None) -> Devic
         there = as_device(device)
     else:
         there = target.current_device() if matrix.device.is_host else matrix.device
+    if there.is_host:
+        raise DeviceUnavailableError(f"{matrix!r} cannot go to a CUDA device: {target.name} sees none here")
     native = matrix.to_tensor(target.name, device=there, dtype="float32", order="C", copy=copy, share_readonly=True)
     made = from_tensor(native)
     assert isinstance(made, DeviceMatrix)  # noqa: S101 - for the type checker: it was just put there
