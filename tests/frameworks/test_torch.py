@@ -21,6 +21,7 @@ from matrix_interop import (
     plan,
     track_copies,
 )
+from matrix_interop.dtypes import as_dtype
 from matrix_interop.frameworks.torch import torch_dtype
 from matrix_interop.reasons import Reason
 
@@ -201,6 +202,15 @@ def test_storage_is_not_pulled_away(dtype: torch.dtype, grad: bool) -> None:
             pull()
     pulls[1]()  # another tensor object becomes shorter; the storage stays
     assert np.asarray(m).astype(float).tolist() == [[1, 1], [1, 1]]
+
+
+def test_empty_memory_may_run_backwards() -> None:
+    """Where nothing is, no stride counts: the tensor has that shape and stays writable."""
+    for name in ("float32", "bfloat16"):
+        x = np.empty((3, 0), as_dtype(name))[::-1]
+        assert plan(x, "torch").zero_copy
+        assert convert(x, "torch", copy=False).shape == (3, 0)
+        assert not from_tensor(from_tensor(x).to_tensor("torch")).readonly
 
 
 def test_negative_steps_have_no_tensor_of_their_own() -> None:

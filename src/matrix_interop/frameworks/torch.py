@@ -152,7 +152,9 @@ class TorchFramework(Framework):
         plain = header if label == dtype else header.view(label)
         if not header.flags.writeable or any(step < 0 or step % header.itemsize for step in header.strides):
             # share_readonly, or an odd stride on an axis where it does not count: describe the memory anew
-            strides = tuple(0 if n < 2 else step for n, step in zip(header.shape, header.strides, strict=True))
+            strides = None  # of an empty tensor none counts
+            if header.size:
+                strides = tuple(0 if n < 2 else step for n, step in zip(header.shape, header.strides, strict=True))
             address = int(header.__array_interface__["data"][0])
             plain = header_of(address, header.shape, strides, label, readonly=False, owner=header)
         tensor = torch.from_numpy(plain)
