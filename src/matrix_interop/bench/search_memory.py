@@ -49,7 +49,7 @@ WAYS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "knn, faiss": ("faiss", lambda base: _searched(base, "faiss")),
     "knn, torch": ("torch", lambda base: _searched(base, "torch")),
     "knn, cosine": ("numpy", lambda base: _searched(base, None, "cosine")),
-    "build, faiss IVF,PQ": ("faiss", lambda base: build(base, "faiss", factory="IVF256,PQ16")),
+    "build, faiss IVF,PQ": ("faiss", lambda base: build(base, "faiss", factory="IVF256,PQ16x4")),
     "build, faiss SQ8": ("faiss", lambda base: build(base, "faiss", factory="SQ8")),
     "build, faiss Flat": ("faiss", lambda base: build(base, "faiss")),
 }
