@@ -168,8 +168,9 @@ def test_without_the_private_importer(missing: Exception, monkeypatch: pytest.Mo
 
     a = aligned(np.arange(12, dtype=np.float32).reshape(3, 4))
     labelled = aligned(np.ones((3, 4), dtype_of("bfloat16")))
-    # Where the adapter looks for it; jax.dlpack keeps its own.
-    monkeypatch.setattr("jax._src.lib._jax", SimpleNamespace(dlpack_managed_tensor_to_buffer=refuse))
+    # Where the adapter looks for it; jax.dlpack keeps its own. Python's collector calls into that module too.
+    lacking = SimpleNamespace(dlpack_managed_tensor_to_buffer=refuse, collect_garbage=lambda: None)
+    monkeypatch.setattr("jax._src.lib._jax", lacking)
     _host_importer.cache_clear()
     try:
         assert _host_importer() is None
