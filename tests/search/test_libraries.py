@@ -388,3 +388,18 @@ def test_unknown_and_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         build(rows(5, 4), "hnswlib")
     with pytest.raises(TypeError, match="nlist"):
         build(rows(5, 4), "faiss", nlist=4)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IDMap2,Flat"])
+def test_faiss_takes_room_for_all_vectors_at_once(factory: str) -> None:
+    """Batches go into memory that stays where it is: nothing is held twice while the index grows."""
+    faiss = pytest.importorskip("faiss")
+    base = rows(1000, 8)
+    index: Any = build(base[:0], "faiss", factory=factory)
+    index._ready(base, np.arange(1000))
+    inner = faiss.downcast_index(getattr(index.native, "index", None) or getattr(index.native, "storage", index.native))
+    places = set()
+    for start in range(0, 1000, 100):
+        index._add(base[start : start + 100], np.arange(start, start + 100))
+        places.add(int(inner.codes.data()))
+    assert len(places) == 1
