@@ -268,6 +268,13 @@ def test_take_of_no_indices(indices: Any) -> None:
         from_tensor(numbers()).take(indices)
 
 
+@pytest.mark.parametrize("indices", [1, None, slice(2), {0, 1}, "01"], ids=str)
+def test_take_says_what_is_meant(indices: Any) -> None:
+    """What holds no numbers at all gets an example of what does."""
+    with pytest.raises(UnknownFrameworkError, match=r"row numbers are meant, .* as in \[0, 2\]"):
+        from_tensor(numbers()).take(indices)
+
+
 # Converting --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", sorted(EVERY))
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from matrix_interop import RowReader, from_tensor
+from matrix_interop import RowReader, forbid_copies, from_tensor, track_copies
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.io import open_matrix, open_rows
 from matrix_interop.memory import PinnedArena, default_arena, is_pinned, use_arena
@@ -77,6 +77,15 @@ def test_rows_of_the_host(select: Any) -> None:
     assert [row.tolist() for row in rows] == a[slice(None) if select is None else select].tolist()
     assert all(not row.flags.writeable for row in rows)
     assert all(np.shares_memory(row, a) == (select is None or isinstance(select, slice)) for row in rows)
+
+
+def test_rows_by_number_are_counted() -> None:
+    """They are copied, as `take` copies them, and asked for; rows of a slice are views."""
+    m = from_tensor(np.arange(12, dtype=np.float32).reshape(4, 3))
+    with forbid_copies(), track_copies() as log:
+        assert [row.tolist() for row in m.rows([3, 0])] == [[9, 10, 11], [0, 1, 2]]
+        assert len(list(m.rows(slice(None, None, -1)))) == 4
+    assert [record.nbytes for record in log] == [24]
 
 
 def test_rows_of_views(device: SimulatedRuntime) -> None:

@@ -79,6 +79,8 @@ class RowReader:
         header = self._view.header
         for rows in _cut(self._rows, self._block or _rows_in(self._view, _BLOCK)):
             block = header[_index(rows)]
+            if not isinstance(rows, range):
+                record_copy(block.nbytes, Reason.REQUESTED, f"{len(rows)} rows by their numbers")
             block.flags.writeable = False
             will_need(block)
             yield block

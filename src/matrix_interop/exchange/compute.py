@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from matrix_interop.dtypes import as_dtype
+from matrix_interop.errors import UnknownFrameworkError
 from matrix_interop.exchange.convert import carry_out, copy_to, native_of, resolve, to_framework
 from matrix_interop.exchange.plan import Order, decide
 from matrix_interop.frameworks.registry import Framework, device_framework, framework, read
@@ -35,7 +36,11 @@ def copied(
 
 def row_indices(indices: Any, count: int) -> np.ndarray:
     """``indices`` (k,) as int64 on the host, each checked to be one of ``count`` rows. Raises IndexError."""
-    view = read(indices if not isinstance(indices, range) else np.asarray(indices, dtype=np.int64))
+    try:
+        view = read(indices if not isinstance(indices, range) else np.asarray(indices, dtype=np.int64))
+    except UnknownFrameworkError as error:
+        msg = f"row numbers are meant, in a list or a tensor, as in [0, 2], not {indices!r}"
+        raise UnknownFrameworkError(msg) from error
     if view.device.is_host:
         found = aligned_empty(view.shape, view.dtype.newbyteorder("="))
         copy_to(found, view)
