@@ -390,7 +390,7 @@ def test_unknown_and_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         build(rows(5, 4), "faiss", nlist=4)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IDMap2,Flat"])
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IDMap,Flat", "IDMap2,Flat"])
 def test_faiss_takes_room_for_all_vectors_at_once(factory: str) -> None:
     """Batches go into memory that stays where it is: nothing is held twice while the index grows."""
     faiss = pytest.importorskip("faiss")
