@@ -95,6 +95,7 @@ def test_host_matrix_is_on_the_host() -> None:
     m = HostMatrix.from_tensor(numbers())
     assert isinstance(m, HostMatrix)
     assert HostMatrix.from_tensor(m) is m
+    assert isinstance(type("Named", (HostMatrix,), {}).from_tensor([[1, 2]]), HostMatrix)
     assert from_tensor(m, copy=True) is not m
     assert from_tensor(m, dtype="float64").dtype == np.float64
     assert from_tensor(m, framework="torch").framework == "torch"

@@ -115,7 +115,7 @@ class Matrix:
         if len(view.shape) != 2:
             view = as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
-            device = CPU if cls is HostMatrix else device_meant(view, None)
+            device = CPU if issubclass(cls, HostMatrix) else device_meant(view, None)
         plain = framework is None and dtype is None and order is None and copy is None and view.pending is None
         if not plain or (device is not None and as_device(device) != view.device):
             view = converted(view, device, framework, dtype, order, copy, stream)

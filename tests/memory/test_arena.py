@@ -379,6 +379,20 @@ def test_use_arena_holds_for_its_context():
     assert default_arena() is not mine
 
 
+@pytest.mark.parametrize("arena", [None, 5, PinnedArena])
+def test_use_arena_takes_an_arena_only(arena):
+    """Anything else would fail later, far from here."""
+    with pytest.raises(TypeError, match="takes a PinnedArena"), use_arena(arena):
+        pass
+
+
+@pytest.mark.parametrize("most", ["1", 1.5])
+def test_limits_are_whole_numbers(most):
+    """Of bytes."""
+    with pytest.raises(TypeError):
+        PinnedArena(most)
+
+
 # Threads and forks -------------------------------------------------------------------------------------------------
 def hammer(policy, threads, count):
     """Many threads take, stamp, check and drop blocks of random sizes; the arena's last figures and all errors."""

@@ -76,7 +76,7 @@ class PinnedArena:
         if isinstance(policy, str) and policy not in _POLICIES:
             msg = f"policy {policy!r} is none of {', '.join(sorted(_POLICIES))}"
             raise ValueError(msg)
-        if max_bytes is not None and max_bytes <= 0:
+        if max_bytes is not None and index(max_bytes) <= 0:
             msg = f"max_bytes is {max_bytes}; write a positive number of bytes, or None for a quarter of the memory"
             raise ValueError(msg)
         self._policy: Policy = _POLICIES[policy]() if isinstance(policy, str) else policy

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matrix_interop.memory.arena import PinnedArena
@@ -33,6 +33,12 @@ def default_arena() -> PinnedArena:
 @contextmanager
 def use_arena(arena: PinnedArena) -> Iterator[PinnedArena]:
     """Let everything inside the block draw from ``arena``. Holds for this context (thread or task) only."""
+    from matrix_interop.memory.arena import PinnedArena  # not before somebody needs one
+
+    given: Any = arena
+    if not isinstance(given, PinnedArena):
+        msg = f"use_arena takes a PinnedArena, as in use_arena(PinnedArena(1 << 30)), not {given!r}"
+        raise TypeError(msg)
     token = _chosen.set(arena)
     try:
         yield arena
