@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from frameworks.table import EVERY, FLOAT8, dtype_of
-from matrix_interop import UnsupportedDtypeError
+from matrix_interop import MatrixBuilder, UnsupportedDtypeError, from_tensor
 from matrix_interop.dtypes import (
     DLPACK_OF_DTYPE,
     DTYPE_OF_DLPACK,
@@ -111,3 +113,23 @@ def test_cast_says_what_fits(values: list[complex], dtype: str, held: list[bool]
     """Fractions are rounded; what is cut, becomes infinite or NaN, or loses an imaginary part does not fit."""
     made, fits = cast(np.array(values), as_dtype(dtype))
     assert (made.dtype, fits.tolist()) == (as_dtype(dtype), held)
+
+
+@pytest.mark.parametrize(
+    "rows", [[[2**63 + 1, 1]], [[2**53 + 1, 0.5]], [np.array([2**60 + 1]), np.array([0.5])]], ids=str
+)
+def test_whole_numbers_in_lists_are_not_rounded(rows: list[Any]) -> None:
+    """Where NumPy would make fractions of them, the number is named; what fractions hold comes in."""
+    with pytest.raises(UnsupportedDtypeError, match="would round"):
+        from_tensor(rows)
+    assert from_tensor([[2**53, 0.5]]).array.tolist() == [[2**53, 0.5]]
+    assert from_tensor([[1e300, 1, np.nan]]).dtype == np.float64
+
+
+def test_a_builder_of_whole_numbers_rounds_none() -> None:
+    """One of fractions does, as it says."""
+    with pytest.raises(UnsupportedDtypeError, match=str(2**63 + 1)):
+        MatrixBuilder(2, dtype="uint64").append([2**63 + 1, 1])
+    builder = MatrixBuilder(2, dtype="float64")
+    builder.append([2**63 + 1, 1])
+    assert builder.finish().array.tolist() == [[2.0**63, 1]]

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from matrix_interop.devices import Device, as_device
-from matrix_interop.dtypes import as_dtype, cast
+from matrix_interop.dtypes import as_dtype, cast, require_unrounded
 from matrix_interop.errors import ClosedError, UnknownFrameworkError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.exchange.convert import copy_to, place_of
 from matrix_interop.frameworks.registry import Framework, device_framework, read
@@ -426,6 +426,8 @@ def _numbers(rows: Any, dtype: np.dtype[Any]) -> TensorView:
     if given.dtype.kind not in "biufc":
         msg = f"a list of {given.dtype} holds no numbers that {dtype} could hold"
         raise UnsupportedDtypeError(msg)
+    if dtype.kind in "iu":
+        require_unrounded(rows, given)
     made, fits = cast(given, dtype)
     if not fits.all():
         msg = f"a list holds {given[~fits].flat[0]}, which {dtype} cannot hold"

@@ -13,7 +13,16 @@ import numpy as np
 
 from matrix_interop.errors import UnsupportedDtypeError
 
-__all__ = ["DLPACK_OF_DTYPE", "DTYPE_OF_DLPACK", "as_dtype", "carrier", "cast", "is_extension", "require_plain"]
+__all__ = [
+    "DLPACK_OF_DTYPE",
+    "DTYPE_OF_DLPACK",
+    "as_dtype",
+    "carrier",
+    "cast",
+    "is_extension",
+    "require_plain",
+    "require_unrounded",
+]
 
 _EXTENSIONS: Final[dict[str, tuple[int, int]]] = {
     "bfloat16": (4, 16),
@@ -103,6 +112,19 @@ def cast(values: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarr
         else:
             fits = (np.isnan(made) == np.isnan(part)) & (np.isinf(made) == np.isinf(part))
     return made, fits & (values.imag == 0) if real else fits
+
+
+def require_unrounded(rows: Any, read: np.ndarray) -> None:
+    """Raise `UnsupportedDtypeError` where NumPy rounded whole numbers in nested lists ``rows`` to ``read`` them.
+
+    It makes fractions of 2**63 and -1, and of whole numbers beside fractions; float64 holds them up to 2**53.
+    """
+    if read.dtype.kind != "f" or not (np.abs(read) >= 2**53).any():
+        return
+    for number in np.array(rows, dtype=object).ravel().tolist():
+        if isinstance(number, int | np.integer) and int(float(number)) != int(number):
+            msg = f"a list holds {number}, which {read.dtype} would round: pass np.array(rows, dtype=...)"
+            raise UnsupportedDtypeError(msg)
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from matrix_interop.devices import CPU, HOST_CODES, Device, device_of_dlpack
 from matrix_interop.dlpack import MAX_NDIM, Capsule, check_extent, header_of
-from matrix_interop.dtypes import require_plain
+from matrix_interop.dtypes import require_plain, require_unrounded
 from matrix_interop.errors import (
     FrameworkNotInstalledError,
     MatrixInteropError,
@@ -281,6 +281,7 @@ def read_lists(x: Any, _: Any = None) -> TensorView | None:
     except Exception as error:
         raise UnsupportedLayoutError(f"nested lists must be rectangular and hold numbers: {error}") from error
     require_plain(array.dtype)
+    require_unrounded(x, array)
     pending = Pending("nested lists of Python numbers", lambda out: np.copyto(out, array, casting="unsafe"))
     return TensorView.of(array, "numpy", pending=pending)
 
