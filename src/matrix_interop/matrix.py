@@ -124,15 +124,16 @@ class Matrix:
         return _wrap(view)
 
     @classmethod
-    def from_rows(cls, rows: Any, *, dtype: Any = None, device: Any = "cpu", framework: Any = None) -> Matrix:
+    def from_rows(cls, rows: Any, *, dtype: Any = None, device: Any = None, framework: Any = None) -> Matrix:
         """A matrix of copied rows: an iterable of vectors of one length, from any framework, or lists.
 
         ``dtype``: that of the rows if they agree, else the one NumPy promotes them to.  ``framework``:
-        as in `from_tensor`; numpy if not given.  Raises `UnsupportedLayoutError` naming the first row of
+        as in `from_tensor`; numpy if not given.  ``device``: the host if not given, of a `DeviceMatrix` the current
+        device.  Raises `UnsupportedLayoutError` naming the first row of
         another length; an iterable without rows has no width and is refused.
         """
         out = gathered(rows, dtype)
-        return Matrix.from_tensor(out, device=device, framework=framework)
+        return cls.from_tensor(out, device=device, framework=framework)
 
     @classmethod
     def empty(
@@ -140,18 +141,23 @@ class Matrix:
         shape: tuple[int, int],
         *,
         dtype: Any = "float32",
-        device: Any = "cpu",
+        device: Any = None,
         framework: Any = None,
         order: Order = "C",
         pinned: bool = False,
     ) -> Matrix:
         """A matrix of uninitialised memory of its own, aligned to 256 bytes. ``shape`` (n, d).
 
-        ``pinned``: pinned memory where a device is present, else ordinary (`pinned` tells which).
+        ``device`` as in `from_rows`.  ``pinned``: pinned memory where a device is present, else ordinary (`pinned`
+        tells which).
         """
         kind = as_dtype(dtype)
         require_order(order)
         lengths = lengths_of(shape, kind)
+        if device is None:
+            owner = "numpy" if framework is None else framework_of(framework).name
+            on_device = issubclass(cls, DeviceMatrix)
+            device = device_meant(TensorView.of(np.empty((0, 0), kind), owner), None) if on_device else CPU
         if not as_device(device).is_host:
             return _empty_on_device(lengths, kind, device, framework, order)
         if not pinned:

@@ -258,6 +258,9 @@ def test_save(library: str, tmp_path: Path) -> None:
         ("hnswlib", {"M": 1}),
         ("faiss", {"factory": "HNSW0"}),
         ("faiss", {"factory": "IVF2_HNSW1,Flat"}),
+        ("usearch", {"threads": 10**6}),
+        ("usearch", {"threads": -1}),
+        ("hnswlib", {"seed": -1}),
         ("faiss", {"factory": "Nope"}),
     ],
 )

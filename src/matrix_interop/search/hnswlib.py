@@ -37,6 +37,9 @@ class HnswlibIndex(HostIndex):
         if int(M) < 2:  # the library would divide by log(M) and crash
             msg = f"M={M}: a graph needs 2 links or more at each vector"
             raise ValueError(msg)
+        if int(seed) < 0:
+            msg = f"seed={seed}: a seed is 0 or more"
+            raise ValueError(msg)
         self.ef = int(ef)
         self.native = hnswlib.Index(space=_SPACES[self.kind], dim=int(dim))
         self.native.init_index(max_elements=1, M=int(M), ef_construction=int(ef_construction), random_seed=int(seed))

@@ -16,6 +16,8 @@ __all__ = ["UsearchIndex"]
 _METRICS: Final = {"squared": "l2sq", "cosine": "cos", "product": "ip"}
 #: What it can keep a float32 vector as. "i8" would rescale it, "b1" keep its sign.
 _KEPT: Final = ("f32", "f16", "bf16", "f64")
+#: More of them than processors help nobody.
+_MOST_THREADS: Final = 1024
 
 
 class UsearchIndex(HostIndex):
@@ -44,6 +46,9 @@ class UsearchIndex(HostIndex):
         if dtype not in _KEPT:
             msg = f"dtype={dtype!r}: write one of {', '.join(map(repr, _KEPT))}; 8-bit integers are exact in 'f32'"
             raise UnsupportedDtypeError(msg)
+        if not 0 <= int(threads) <= _MOST_THREADS:  # the library starts as many as it is told to
+            msg = f"threads={threads}: write 0 for every core, or a number up to {_MOST_THREADS}"
+            raise ValueError(msg)
         self.threads = int(threads)
         self.native = NativeIndex(
             ndim=int(dim),
