@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from matrix_interop.frameworks import registry
+from matrix_interop.memory import current
+from matrix_interop.runtime import running_runtimes
 
 # quick: the same few examples each time, so that `make test` is a steady gate.
 # wide: many, new each time (`make test-all`); a failure prints how to reproduce it.
@@ -42,6 +44,15 @@ def shared_data() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _no_arena_of_another_device() -> Iterator[None]:
+    """The arena of the process, where a test made it over a device that it put in CUDA's place, ends with that test."""
+    yield
+    made = current._default
+    if made is not None and made.runtime is not None and made.runtime not in running_runtimes():
+        current._forget()
 
 
 @pytest.fixture(autouse=True)

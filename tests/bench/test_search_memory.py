@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -40,5 +41,7 @@ def test_a_copy_would_be_seen(tmp_path: Path) -> None:
         total = values.sum()
     assert (watch.anonymous < 8 * MIB, watch.mapped > 16 * MIB) == (True, True)
     with search_memory._Watch() as watch:
-        copy = np.array(values)
+        # Pages of its own: an ordinary array may be given memory that an earlier test touched.
+        copy = np.frombuffer(mmap.mmap(-1, values.nbytes, mmap.MAP_PRIVATE), values.dtype).reshape(values.shape)
+        copy[...] = values
     assert (watch.anonymous > 15 * MIB, copy.sum() == total) == (True, True)

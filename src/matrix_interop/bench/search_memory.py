@@ -149,22 +149,24 @@ class _Watch:
         self._before = _resident()["RssAnon"]
         self.anonymous = self.mapped = self.all = 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
+    def _watch(self) -> None:
+        while not self._over.wait(_EVERY):
+            self._look()
+
     def _look(self) -> None:
-        while True:
-            now = _resident()
-            self.anonymous = max(self.anonymous, now["RssAnon"] - self._before)
-            self.mapped = max(self.mapped, now["RssFile"] + now["RssShmem"])
-            self.all = max(self.all, sum(now.values()))
-            if self._over.wait(_EVERY):
-                return
+        now = _resident()
+        self.anonymous = max(self.anonymous, now["RssAnon"] - self._before)
+        self.mapped = max(self.mapped, now["RssFile"] + now["RssShmem"])
+        self.all = max(self.all, sum(now.values()))
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        self._look()
 
 
 def _resident() -> dict[str, int]:
