@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 from matrix_interop import MatrixBuilder, from_tensor
 from matrix_interop.errors import ClosedError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.io import open_rows
-from matrix_interop.memory import PinnedArena, use_arena
 from simulated import lateframe
-from simulated.adapter import install
+from simulated.adapter import device_with_arena
 from simulated.runtime import SimulatedRuntime
 
 PLACES: list[dict[str, Any]] = [
@@ -32,14 +30,8 @@ PLACES: list[dict[str, Any]] = [
 @pytest.fixture(params=range(4))
 def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
-    runtime = install(request.param)
-    arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
-    arena.release(arena.block(1))  # it tries its memory at the first block, which waits for all there is
-    with use_arena(arena):
+    with device_with_arena(request.param) as runtime:
         yield runtime
-    gc.collect()
-    runtime.quiesce()
-    arena.close()  # an arena that the collector finds would ask the device in the middle of anything
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from matrix_interop.memory import PinnedArena, default_arena, is_pinned, use_are
 from matrix_interop.rows import blocks_of
 from matrix_interop.transfer.staging import staging_of
 from simulated import lateframe
-from simulated.adapter import install
+from simulated.adapter import device_with_arena
 from simulated.runtime import SimulatedRuntime
 
 SELECTIONS = [
@@ -35,14 +35,8 @@ SELECTIONS = [
 @pytest.fixture(params=range(3))
 def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
-    runtime = install(request.param)
-    arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
-    arena.release(arena.block(1))  # it tries its memory at the first block, which waits for all there is
-    with use_arena(arena):
+    with device_with_arena(request.param) as runtime:
         yield runtime
-    gc.collect()
-    runtime.quiesce()
-    arena.close()  # an arena that the collector finds would ask the device in the middle of anything
 
 
 def numbers(rows: int = 200, columns: int = 16) -> np.ndarray:

@@ -25,7 +25,7 @@ from matrix_interop.devices import CPU, HOST_CODES, Device, device_of_dlpack
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, DTYPE_OF_DLPACK, carrier
 from matrix_interop.errors import MatrixInteropError, UnsupportedDtypeError, UnsupportedTensorError
 
-__all__ = ["MAX_NDIM", "Capsule", "capsule_of", "check_extent", "header_of", "owner_of"]
+__all__ = ["MAX_NDIM", "Capsule", "capsule_of", "check_extent", "header_of", "owner_of", "row_strides"]
 
 #: Highest rank NumPy describes.
 MAX_NDIM: Final = 64
@@ -264,6 +264,16 @@ def header_of(
     interface = {"shape": shape, "typestr": label.str, "data": (address, readonly), "strides": strides, "version": 3}
     array = np.asarray(_Memory(interface, owner))
     return array if label == dtype else array.view(dtype)
+
+
+def row_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of dense rows; an axis of length 0 counts as 1."""
+    strides = []
+    step = itemsize
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
 
 
 def owner_of(header: np.ndarray) -> Any:

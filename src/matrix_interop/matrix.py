@@ -18,7 +18,6 @@ from matrix_interop.exchange.convert import (
     copy_to,
     destination,
     native_of,
-    place_of,
     plan_for,
     quickly,
     to_framework,
@@ -27,6 +26,7 @@ from matrix_interop.exchange.intake import (
     as_matrix,
     converted,
     device_meant,
+    empty_on_device,
     fillable,
     gathered,
     lengths_of,
@@ -34,7 +34,7 @@ from matrix_interop.exchange.intake import (
     unpack,
 )
 from matrix_interop.exchange.plan import CopyPlan, Order, decide, require_order
-from matrix_interop.frameworks.registry import adapter_of_type, device_framework, loaded_framework, read
+from matrix_interop.frameworks.registry import adapter_of_type, loaded_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.memory import default_arena, is_pinned
 from matrix_interop.memory.host import aligned_empty
@@ -154,12 +154,8 @@ class Matrix:
         kind = as_dtype(dtype)
         require_order(order)
         lengths = lengths_of(shape, kind)
-        if device is None:
-            owner = "numpy" if framework is None else framework_of(framework).name
-            on_device = issubclass(cls, DeviceMatrix)
-            device = device_meant(TensorView.of(np.empty((0, 0), kind), owner), None) if on_device else CPU
-        if not as_device(device).is_host:
-            return _empty_on_device(lengths, kind, device, framework, order)
+        if issubclass(cls, DeviceMatrix) if device is None else not as_device(device).is_host:
+            return _wrap(empty_on_device(lengths, kind, device, framework, order))
         if not pinned:
             return Matrix.from_tensor(aligned_empty(lengths, kind, order), framework=framework)
         rows = default_arena().empty(lengths if order == "C" else lengths[::-1], kind)
@@ -592,14 +588,6 @@ def _wrap(view: TensorView) -> Matrix:
     made: Matrix = _new(HostMatrix if view.device is CPU else DeviceMatrix)
     made._view = view
     return made
-
-
-def _empty_on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, which: Any, order: Order) -> Matrix:
-    target = device_framework(as_device(device).type) if which is None else framework_of(which)
-    place = place_of(TensorView.of(np.empty((0, 0), dtype), "numpy"), target, device)
-    native = target.empty(shape if order == "C" else shape[::-1], dtype, place)
-    made = Matrix.from_tensor(native)
-    return made if order == "C" else made.T
 
 
 def _unpickle(data: Any, shape: tuple[int, int], dtype: str, order: Order, readonly: bool) -> Matrix:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.memory import Block, PinnedArena, default_arena, use_arena
 from matrix_interop.transfer import download, report_progress, start_download, transfer_setting, upload
 from matrix_interop.transfer.staging import staging_of
-from simulated.adapter import install
+from simulated.adapter import device_with_arena
 from simulated.runtime import SimulatedRuntime
 
 DEVICE = Device("ext", 0)
@@ -31,14 +30,8 @@ SPREADS = ({"lanes": 1, "chunk_bytes": 4096, "in_flight": 3}, {"lanes": 3, "chun
 @pytest.fixture(params=SEEDS)
 def device(request: pytest.FixtureRequest) -> Iterator[SimulatedRuntime]:
     """A fresh device for each seed, and an arena over its pinned memory."""
-    runtime = install(request.param)
-    arena = PinnedArena(1 << 24, runtime=runtime, upstream="host_alloc", decay_s=None)
-    arena.release(arena.block(1))  # it tries its memory at the first block, which waits for all there is
-    with use_arena(arena):
+    with device_with_arena(request.param) as runtime:
         yield runtime
-    gc.collect()
-    runtime.quiesce()
-    arena.close()  # an arena that the collector finds would ask the device in the middle of anything
 
 
 @pytest.fixture(params=SPREADS, ids=["one lane", "three lanes"])

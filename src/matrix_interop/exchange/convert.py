@@ -8,12 +8,11 @@ import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.errors import DeviceUnavailableError
-from matrix_interop.exchange.plan import CopyPlan, Order, decide
+from matrix_interop.exchange.plan import CopyPlan, Order, count_copies, decide
 from matrix_interop.frameworks.registry import Framework, framework, loaded_framework, read
 from matrix_interop.frameworks.streams import share
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime, is_served
-from matrix_interop.tracking import record_copy
 from matrix_interop.view import TensorView
 
 # Device code is imported where a device comes in, so that host work does not wait for it.
@@ -183,9 +182,7 @@ def resolve(view: TensorView, made: CopyPlan) -> np.ndarray:
         return view.header
     out = aligned_empty(made.shape, made.dtype, made.order)
     copy_to(out, view)
-    for step in made.steps:
-        if step.nbytes or step.action != "share":
-            record_copy(step.nbytes, step.reasons[0], step.text)
+    count_copies(made)
     return out
 
 

@@ -24,7 +24,17 @@ from matrix_interop.reasons import Reason
 from matrix_interop.tracking import record_copy
 from matrix_interop.view import TensorView, describe
 
-__all__ = ["as_matrix", "converted", "device_meant", "fillable", "gathered", "lengths_of", "pack", "unpack"]
+__all__ = [
+    "as_matrix",
+    "converted",
+    "device_meant",
+    "empty_on_device",
+    "fillable",
+    "gathered",
+    "lengths_of",
+    "pack",
+    "unpack",
+]
 
 
 def as_matrix(view: TensorView, *, as_row: bool) -> TensorView:
@@ -122,6 +132,18 @@ def lengths_of(shape: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
     if max(lengths[0], 1) * max(lengths[1], 1) * dtype.itemsize >= 2**63:
         raise UnsupportedLayoutError(f"shape {lengths} of {dtype}: no array can be as large as that")
     return lengths
+
+
+def empty_on_device(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any, which: Any, order: Order) -> TensorView:
+    """Uninitialised memory of framework ``which`` on ``device``; either may be None: see `Matrix.empty`."""
+    blank = np.empty((0, 0), dtype)
+    device = device_meant(TensorView.of(blank, "numpy" if which is None else framework(which).name), device)
+    target = device_framework(as_device(device).type) if which is None else framework(which)
+    place = place_of(TensorView.of(blank, "numpy"), target, device)
+    view = target.view(target.empty(shape if order == "C" else shape[::-1], dtype, place))
+    if order == "C":
+        return view
+    return TensorView.of(view.header.T, view.framework, None, view.device, stream=view.stream)
 
 
 def fillable(out: Any, view: TensorView, copy: bool | None) -> TensorView:

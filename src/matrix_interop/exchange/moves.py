@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from matrix_interop.errors import DeviceUnavailableError, UnsupportedLayoutError
-from matrix_interop.exchange.plan import CopyPlan, Order, travels_as
+from matrix_interop.exchange.plan import CopyPlan, Order, count_copies, travels_as
 from matrix_interop.frameworks.registry import Framework, device_framework, framework
 from matrix_interop.frameworks.streams import (
     LEGACY,
@@ -22,7 +22,6 @@ from matrix_interop.frameworks.streams import (
 from matrix_interop.memory import default_arena
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime, is_served
-from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
 from matrix_interop.transfer.lanes import start_download, upload
 from matrix_interop.view import TensorView, describe
@@ -38,7 +37,7 @@ def carry_out(view: TensorView, target: Framework, made: CopyPlan, stream: Any) 
         view = to_memory(view, target, made)
     elif not made.zero_copy:
         view = copied(view, target, made.dtype, made.order)
-        _count(made)
+        count_copies(made)
     return share(view, target, stream)
 
 
@@ -115,7 +114,7 @@ def to_memory(view: TensorView, target: Framework, made: CopyPlan) -> TensorView
     source = _on_the_way(view, made)
     if view.device.is_host and not is_served(device.type):
         native = target.from_host(source.header.astype(made.dtype, order=made.order, copy=False), device)
-        _count(made)
+        count_copies(made)
         return target.view(native)
     native = target.empty(made.shape[::-1] if flipped else made.shape, made.dtype, device)
     raw = target.view(native)
@@ -125,7 +124,7 @@ def to_memory(view: TensorView, target: Framework, made: CopyPlan) -> TensorView
         upload(rows, raw.pointer, made.dtype, device, stream)
     else:
         _peer_copy(source, raw, stream)
-    _count(made)
+    count_copies(made)
     written = target.view(target.written(native, stream, device))
     if not flipped:
         return written
@@ -191,7 +190,7 @@ def start_fetch(
     if not is_served(dense.device.type):
         source = framework(dense.framework)
         np.copyto(out, source.to_host(_readable(dense, source)), casting="unsafe")
-        _count(made)
+        count_copies(made)
         return Transfer(out)
     queue = _queue_of(dense)
     if stream is not None and (named := handle_of(stream)) != NO_ORDER:
@@ -201,15 +200,10 @@ def start_fetch(
     moved = start_download(dense.pointer, dense.dtype, landing, dense.device, queue, early=early, keep=dense)
     if early:
         keep_until(dense, queue)
-    _count(made)
+    count_copies(made)
     return moved.then(lambda _: out)
 
 
 def _is_flipped(view: TensorView) -> bool:
     flags = view.header.flags
     return bool(flags.f_contiguous and not flags.c_contiguous)
-
-
-def _count(made: CopyPlan) -> None:
-    for step in made.steps:
-        record_copy(step.nbytes, step.reasons[0], step.text)

@@ -16,7 +16,7 @@ from matrix_interop.dtypes import as_dtype
 from matrix_interop.errors import CopyRequiredError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Reason
-from matrix_interop.tracking import copies_forbidden
+from matrix_interop.tracking import copies_forbidden, record_copy
 from matrix_interop.view import TensorView, describe
 
 __all__ = ["CopyPlan", "Order", "Step", "decide"]
@@ -198,6 +198,12 @@ def require_order(order: Any) -> None:
     """Raise `UnsupportedLayoutError` for anything but "C" and "F"."""
     if order not in ("C", "F"):
         raise UnsupportedLayoutError(f"order {order!r}: 'C' for dense rows or 'F' for dense columns is meant")
+
+
+def count_copies(plan: CopyPlan) -> None:
+    """Report a plan that copied to `track_copies`, step by step."""
+    for step in plan.steps:
+        record_copy(step.nbytes, step.reasons[0], step.text)
 
 
 def refuse(plan: CopyPlan, who: str) -> None:

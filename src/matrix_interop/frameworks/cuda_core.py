@@ -6,7 +6,6 @@ Both describe memory and carry no stream: as a producer and as a consumer the le
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ from cuda.core import Buffer
 from cuda.core.utils import StridedMemoryView
 
 from matrix_interop.devices import CPU, CUDA_DEVICES, Device
-from matrix_interop.dlpack import header_of
+from matrix_interop.dlpack import header_of, row_strides
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, require_plain
 from matrix_interop.errors import UnsupportedDtypeError
 from matrix_interop.frameworks.registry import Framework
@@ -51,7 +50,7 @@ class CudaCoreFramework(Framework):
             address, shape, readonly = x.ptr, tuple(x.shape), x.readonly
             on_device, ordinal = x.is_device_accessible, x.device_id
             steps = x.strides
-            strides = _row_strides(shape, dtype.itemsize) if steps is None else tuple(n * dtype.itemsize for n in steps)
+            strides = row_strides(shape, dtype.itemsize) if steps is None else tuple(n * dtype.itemsize for n in steps)
         if not on_device:
             header = header_of(address, shape, strides, dtype, readonly=readonly, owner=x)
             return TensorView.of(header, self.name, x)
@@ -92,8 +91,3 @@ class CudaCoreFramework(Framework):
 
     def current_stream(self, device: Device) -> int:
         return _LEGACY
-
-
-def _row_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides of dense rows."""
-    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

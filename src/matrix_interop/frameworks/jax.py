@@ -20,7 +20,7 @@ import jax.numpy
 import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
-from matrix_interop.dlpack import Capsule, capsule_of, header_of
+from matrix_interop.dlpack import Capsule, capsule_of, header_of, row_strides
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
 from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order, own_capsule
@@ -106,7 +106,7 @@ class JaxFramework(Framework):
             except (AttributeError, RuntimeError, TypeError):
                 pass
             else:
-                strides = _row_strides(x.shape, x.dtype.itemsize)
+                strides = row_strides(x.shape, x.dtype.itemsize)
                 return DeviceView.of_tensor(
                     x, "jax", device, address, x.shape, strides, x.dtype, readonly=True, stream=_NO_ORDER
                 )
@@ -148,13 +148,13 @@ class JaxFramework(Framework):
     def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
         # What is plainly dense needs no look at strides one by one.
         if type(view) is DeviceView and view.dtype in _EXPORTED and not _is_cut(view.dtype):
-            dense = view.strides == _row_strides(view.shape, view.dtype.itemsize)
+            dense = view.strides == row_strides(view.shape, view.dtype.itemsize)
             if dense and 0 not in view.shape and not view.pointer % _ALIGNMENT:
                 return True
         return super().fits(view, share_readonly)
 
     def wrap_device(self, view: TensorView) -> Any:
-        if 1 not in view.shape and view.strides == _row_strides(view.shape, view.dtype.itemsize):
+        if 1 not in view.shape and view.strides == row_strides(view.shape, view.dtype.itemsize):
             try:
                 return _from_dlpack(_Capsule(view, own=True))
             except (RuntimeError, TypeError, ValueError):  # JAX takes managed memory only under another label
@@ -191,7 +191,7 @@ class JaxFramework(Framework):
 
     def written(self, native: Any, stream: int, device: Device) -> Any:
         # A second array over the same memory, which JAX's own stream reads after ``stream`` wrote it.
-        address, strides = native.unsafe_buffer_pointer(), _row_strides(native.shape, native.dtype.itemsize)
+        address, strides = native.unsafe_buffer_pointer(), row_strides(native.shape, native.dtype.itemsize)
         view = DeviceView.of_tensor(native, "jax", device, address, native.shape, strides, native.dtype, stream=stream)
         return self.wrap_device(view)
 
@@ -266,16 +266,6 @@ def _axes_by_stride(header: np.ndarray) -> list[int]:
     counted = [axis for axis in range(header.ndim) if header.shape[axis] > 1]
     ranked = iter(sorted(counted, key=lambda axis: -header.strides[axis]))
     return [next(ranked) if header.shape[axis] > 1 else axis for axis in range(header.ndim)]
-
-
-def _row_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides of dense rows."""
-    strides = []
-    step = itemsize
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
 
 
 def _dense_strides(header: np.ndarray) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ cuda.core needs no stand-in: it describes memory without touching it, so the rea
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from matrix_interop.frameworks import registry
 from matrix_interop.memory import PinnedArena, use_arena
 from matrix_interop.runtime import cuda, register_runtime
 from simulated import lateframe
-from simulated.adapter import _left
+from simulated.adapter import assert_all_is_back
 from simulated.runtime import SimulatedRuntime
 
 NAMES = ("torch", "cupy", "jax", "numba")
@@ -52,11 +51,7 @@ def on_cuda(seed: int, devices: int = 2) -> Iterator[SimulatedRuntime]:
     try:
         with use_arena(PinnedArena(64 << 20, runtime=runtime, staging_bytes=16 << 20)) as arena, _stood_in():
             yield runtime
-            left = _left(runtime, arena)
-            if any(left):
-                gc.collect()  # frames of exceptions hold each other
-                left = _left(runtime, arena)
-            assert left == (0, 0, 0)
+            assert_all_is_back(runtime, arena)
     finally:
         register_runtime("cuda", cuda.load)
         _forget(registry._adapters, registry._by_type)
