@@ -35,7 +35,7 @@ _Tensor: Final = torch.Tensor
 _from_numpy: Final = torch.from_numpy
 _device_view: Final = DeviceView.of_tensor
 _LEGACY: Final = 1
-#: A build for the CPU: there is no use in asking each tensor where it is.
+#: A build without CUDA and ROCm: its tensors are on the host, or are refused by `Tensor.numpy`.
 _HOST_ONLY: Final = torch.version.cuda is None and torch.version.hip is None
 #: Bits of an ndarray's ``flags.num`` (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_OWNDATA).
 _DENSE: Final = 0x1
