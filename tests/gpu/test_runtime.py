@@ -305,7 +305,8 @@ def test_facts_of_the_device(runtime: CudaRuntime) -> None:
 def test_forked_child_is_told(runtime: CudaRuntime) -> None:
     """In a forked child no call reaches the driver: each raises and says why."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: the child only asks and exits
+        # Python and JAX warn of threads and fork: the child only asks and exits.
+        warnings.filterwarnings("ignore", r".*fork\(\)")
         child = os.fork()
     if not child:
         try:

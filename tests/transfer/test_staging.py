@@ -48,18 +48,15 @@ class Alone:
 
 def taken(staging: Staging, arena: PinnedArena) -> Block:
     """A chunk, waited for if need be."""
-    block = staging.take(arena, CHUNK, wait=True)
-    assert block is not None
-    return block
+    return staging.take(arena, CHUNK, CHUNK)
 
 
 def test_a_move_without_a_chunk_sleeps_until_one_comes_back(
     arena: PinnedArena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks once before it sleeps and once after; whoever need not wait is told at once."""
+    """It asks once before it sleeps and once after."""
     staging = Staging(arena)
     blocks = [taken(staging, arena) for _ in range(8)]
-    assert staging.take(arena, CHUNK, wait=False) is None
     asked: list[int] = []
 
     def settle() -> None:
@@ -86,8 +83,18 @@ def test_chunks_that_the_device_reads_are_waited_for(arena: PinnedArena, device:
     device.launch(lambda: None, ordinal=0, stream=stream, ticks=500)
     for _ in range(8):
         block = taken(staging, arena)
-        staging.leave(arena, device, 0, stream, [(device.record(stream, 0), block)])
+        staging.leave(arena, device, 0, stream, block, device.record(stream, 0))
     block = taken(staging, arena)
     stats = arena.stats()
     assert CHUNK <= stats.live + stats.pending <= staging.limit
     staging.give(arena, block)
+
+
+def test_a_block_is_as_large_as_there_is_room(arena: PinnedArena) -> None:
+    """Whoever comes second takes what is left, if that is enough, instead of waiting."""
+    staging = Staging(arena)
+    blocks = [staging.take(arena, 6 * CHUNK, CHUNK), staging.take(arena, 6 * CHUNK, CHUNK)]
+    assert [block.nbytes for block in blocks] == [6 * CHUNK, 2 * CHUNK]
+    for block in blocks:
+        staging.give(arena, block)
+    assert arena.stats().live == 0

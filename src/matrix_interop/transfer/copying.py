@@ -16,7 +16,7 @@ from matrix_interop.dlpack import header_of
 from matrix_interop.transfer.crew import CREW
 from matrix_interop.transfer.settings import processors
 
-__all__ = ["copy_by_torch", "copy_values", "copy_values_in_pool", "pool_serves"]
+__all__ = ["copy_by_torch", "copy_values", "copy_values_in_pool", "pool_serves", "tensor_of"]
 
 #: Below this many bytes one thread is done before others have begun.
 _ALONE: Final = 1 << 20
@@ -79,18 +79,27 @@ def _plain(array: np.ndarray) -> bool:
 
 def copy_by_torch(out: np.ndarray, values: np.ndarray) -> None:
     """``out[...] = values`` by torch's threads, where `pool_serves` both."""
-    torch: Any = sys.modules["torch"]
-    if out.dtype == values.dtype:
-        carrier = _CARRIERS[out.itemsize]
-        out, values = out.view(carrier), values.view(carrier)
-    if not values.flags.writeable:  # torch warns about them, and only reads here
-        address = int(values.__array_interface__["data"][0])
-        values = header_of(address, values.shape, values.strides, values.dtype, readonly=False, owner=values)
-    target, source = torch.from_numpy(out), torch.from_numpy(values)
-    if type(target) is torch.Tensor:
-        target.copy_(source)
-    else:  # a mode of torch is on that gives tensors without memory
+    same = out.dtype == values.dtype
+    target, source = tensor_of(out, as_bits=same), tensor_of(values, as_bits=same)
+    if target is None or source is None:
         np.copyto(out, values, casting="unsafe")
+    else:
+        target.copy_(source)
+
+
+def tensor_of(array: np.ndarray, *, as_bits: bool = True) -> Any:
+    """A tensor of torch over an array that `pool_serves`; None where torch gives no memory now, as in a fake mode.
+
+    ``as_bits``: of the type that carries items of that size; values are then only to be copied to their like.
+    """
+    torch: Any = sys.modules["torch"]
+    if as_bits:
+        array = array.view(_CARRIERS[array.itemsize])
+    if not array.flags.writeable:  # torch warns about them; nobody writes here
+        address = int(array.__array_interface__["data"][0])
+        array = header_of(address, array.shape, array.strides, array.dtype, readonly=False, owner=array)
+    tensor = torch.from_numpy(array)
+    return tensor if type(tensor) is torch.Tensor else None
 
 
 # Transposing ---------------------------------------------------------------------------------------

@@ -24,13 +24,12 @@ from matrix_interop.memory import Block, PinnedArena, default_arena, is_pinned
 from matrix_interop.memory.upstreams import REFUSALS
 from matrix_interop.runtime import Runtime, get_runtime
 from matrix_interop.transfer.base import Transfer
-from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_serves
+from matrix_interop.transfer.copying import copy_values
 from matrix_interop.transfer.crew import CREW
-from matrix_interop.transfer.files import advised
-from matrix_interop.transfer.parts import cut, spans
+from matrix_interop.transfer.packing import Packing, Part, packing_of
 from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
-from matrix_interop.transfer.settings import Engine, Setting, engine_of_lanes, engine_of_torch
+from matrix_interop.transfer.settings import Setting, engine_of_lanes, engine_of_torch
 from matrix_interop.transfer.staging import staging_of
 from matrix_interop.transfer.streams import follow, side_stream
 
@@ -38,10 +37,15 @@ __all__ = ["download", "start_download", "upload"]
 
 #: Streams up to this one are names. Each call that uses one looks it up, and the per-thread one is another elsewhere.
 _LAST_NAMED: Final = 2
-#: Moves of at most so many bytes are one chunk, filled by the thread that asks.
+#: Moves of at most so many bytes are one chunk, and no lane has less.
 _SMALL: Final = 1 << 20
+_AT_ONCE: Final = Setting(1, _SMALL, 1)
 #: From so many bytes on, several threads are faster than one.
 _POOLED: Final = 256 << 10
+#: A move of one lane has at least so many chunks, of no less than `_SMALL`, so that packing and bus work at once.
+_PARTS: Final = 8
+#: Chunks begin at multiples of so many bytes.
+_ALIGNMENT: Final = 256
 
 
 def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Device, stream: int) -> None:
@@ -60,10 +64,8 @@ def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Devic
     move = _Move(source, address, dtype, device, stream)
     if move.needs_no_staging():
         finish(runtime, move.enqueue_whole(to_device=True))
-    elif move.fits_one_chunk():
-        move.send_chunk()
     else:
-        move.run(move.send)
+        move.run(to_device=True)
 
 
 def download(address: int, dtype: np.dtype[Any], out: np.ndarray, device: Device, stream: int) -> None:
@@ -96,10 +98,7 @@ def start_download(
         return Transfer(out, mark.query, mark.synchronize, keep)
     if early:
         return _in_background(move, out, keep)
-    if move.fits_one_chunk():
-        move.receive_chunk()
-    else:
-        move.run(move.receive)
+    move.run(to_device=False)
     return Transfer(out)
 
 
@@ -113,7 +112,7 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
             with side_stream(runtime, ordinal) as side:
                 runtime.wait(side, ready, ordinal)
                 move.stream = side
-                move.run(move.receive)
+                move.run(to_device=False)
         except BaseException as error:  # noqa: BLE001 - raised by the Transfer
             errors.append(error)
         finally:
@@ -170,14 +169,13 @@ class _Move:
         self.nbytes = array.size * dtype.itemsize
         self.runtime: Runtime = get_runtime(device.type)
         self.arena: PinnedArena = default_arena()
-        self.copy: Callable[[np.ndarray, np.ndarray], None] = copy_values
+        #: Whether torch's threads may copy.
+        self.pool = self.nbytes >= _POOLED
         self.report: Progress | None = reporter(self.nbytes)
         self.stopped = False
         self._moved = 0
         self._lock = threading.Lock()
         self._caller = 0
-        #: Several lanes share the bus, so that it idles little while each fills its first chunk.
-        self._ramps = True
 
     # Without staging ---------------------------------------------------------------------------
     def needs_no_staging(self) -> bool:
@@ -214,83 +212,40 @@ class _Move:
             copy_values(self.array, dense)
 
     # Through chunks ----------------------------------------------------------------------------
-    def fits_one_chunk(self) -> bool:
-        """True for moves so small that cutting them costs more than it saves."""
-        return self.nbytes <= min(_SMALL, staging_of(self.arena).largest(_SMALL))
-
-    def send_chunk(self) -> None:
-        """`send` of a single chunk."""
-        self._choose_engine()
-        with _Lane(self, self.nbytes, 1, 0) as lane:
-            block = lane.chunk() or lane.passed()
-            self.copy(np.ndarray(self.array.shape, self.dtype, block), self.array)
-            lane.launch(self.address, block.address, self.array)
-
-    def receive_chunk(self) -> None:
-        """`receive` of a single chunk."""
-        self._choose_engine()
-        with _Lane(self, self.nbytes, 1, 0) as lane:
-            block = lane.chunk() or lane.passed()
-            lane.launch(block.address, self.address, self.array)
-            lane.emptied()
-
-    def run(self, work: Callable[[np.ndarray, int, int, int], None], setting: Setting | None = None) -> None:
-        """Move everything by ``work(span, its offset, bytes a chunk, chunks in flight)``, in one thread or several."""
+    def run(self, *, to_device: bool, setting: Setting | None = None) -> None:
+        """Move everything, in one thread or several."""
+        packing = packing_of(self.array, self.dtype, pool=self.pool)
+        if setting is None and self.nbytes <= _SMALL:  # a stream of its own would cost more than it saves
+            self._lane(packing, 0, _AT_ONCE, to_device=to_device)
+            return
         if setting is None:
-            setting = setting_for(self._choose_engine(), self.device.type, self.nbytes, partial(_trial, self))
+            engine = engine_of_torch() if packing.pooled else engine_of_lanes()
+            way = f"to {self.device.type}" if to_device else f"from {self.device.type}"
+            setting = setting_for(engine, way, self.nbytes, partial(_trial, to_device, packing.pooled, self.device))
         self._caller = threading.get_ident()
         named = self.stream
         if named > _LAST_NAMED:
-            self._spread(work, setting)
+            self._spread(packing, setting, to_device=to_device)
         else:
             with side_stream(self.runtime, self.ordinal, named) as self.stream:
                 try:
-                    self._spread(work, setting)
+                    self._spread(packing, setting, to_device=to_device)
                 finally:  # whoever takes the memory next, after an error too, does so after what is under way
                     follow(self.runtime, self.ordinal, named, self.stream)
         if self.report is not None:
             self.report(self.nbytes, self.nbytes)
 
-    def _spread(self, work: Callable[[np.ndarray, int, int, int], None], setting: Setting) -> None:
+    def _spread(self, packing: Packing, setting: Setting, *, to_device: bool) -> None:
         lanes = min(setting.lanes, -(-self.nbytes // _SMALL))
-        chunk = staging_of(self.arena).largest(min(setting.chunk_bytes, -(-self.nbytes // lanes)))
-        self._ramps = lanes == 1
         if lanes == 1:
-            work(self.array, 0, chunk, setting.in_flight)
+            self._lane(packing, 0, setting, to_device=to_device)
         else:
-            pieces = spans(self.array, self.dtype.itemsize, lanes)
-            CREW.run([partial(work, span, offset, chunk, setting.in_flight) for span, offset in pieces])
+            shares = packing.spread(lanes)
+            CREW.run([partial(self._lane, *share, setting, to_device=to_device) for share in shares])
 
-    def _choose_engine(self) -> Engine:
-        """How values are copied: sets `copy`."""
-        if self.nbytes >= _POOLED and pool_serves(np.empty(0, self.dtype), self.array):
-            self.copy = copy_by_torch
-            return engine_of_torch()
-        return engine_of_lanes()
-
-    def send(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
-        """Host to device: fill a chunk, let the device fetch it, fill the next."""
-        with _Lane(self, chunk, in_flight, offset) as lane:
-            for part, at in advised(cut(span, self.dtype.itemsize, chunk, ramp=self._ramps)):
-                if self.stopped:
-                    return
-                lane.place = offset + at
-                block = lane.chunk() or lane.passed()
-                self.copy(np.ndarray(part.shape, self.dtype, block), part)
-                lane.launch(self.address + offset + at, block.address, part)
-
-    def receive(self, span: np.ndarray, offset: int, chunk: int, in_flight: int) -> None:
-        """Device to host: keep the device writing chunks, and empty the oldest meanwhile."""
-        with _Lane(self, chunk, in_flight, offset) as lane:
-            for part, at in cut(span, self.dtype.itemsize, chunk, ramp=self._ramps):
-                if self.stopped:
-                    return
-                block = lane.chunk() or lane.emptied()
-                lane.place = offset + at
-                lane.launch(block.address, self.address + offset + at, part)
-            while lane.flight:
-                lane.emptied()
-                lane.give()
+    def _lane(self, packing: Packing, offset: int, setting: Setting, *, to_device: bool) -> None:
+        with _Lane(self, packing, offset, setting, to_device=to_device) as lane:
+            lane.run()
 
     def count(self, nbytes: int) -> None:
         """So many bytes more have been handed on."""
@@ -314,94 +269,117 @@ class _Move:
 
 
 class _Lane:
-    """One thread's chunks: those that the device works on, and the one in hand.  They all go back at the end."""
+    """One thread's share of a move, and its chunks: slots of one pinned block that are used in turn."""
 
-    def __init__(self, move: _Move, chunk: int, in_flight: int, place: int) -> None:
+    def __init__(self, move: _Move, packing: Packing, offset: int, setting: Setting, *, to_device: bool) -> None:
         self._move = move
+        self._packing = packing
+        self._offset = offset
+        self._setting = setting
+        self._to_device = to_device
         self._staging = staging_of(move.arena)
-        self._nbytes = chunk
-        self._in_flight = in_flight
         self._block: Block | None = None
-        self.flight: deque[tuple[int, Block, np.ndarray]] = deque()
+        self._slots: list[Any] = []
+        self._used = 0
+        #: Copies that the device has not done yet, the oldest first.
+        self._flight: deque[tuple[int, int, Part]] = deque()
         #: The byte that is being moved.
-        self.place = place
+        self._place = offset
 
-    def chunk(self) -> Block | None:
-        """A chunk that nothing is done with, or None where there are enough in flight."""
-        if len(self.flight) == self._in_flight:
-            return None
-        self._block = self._staging.take(self._move.arena, self._nbytes, wait=not self.flight)
-        return self._block
+    def run(self) -> None:
+        """Move the share: all chunks, in order."""
+        chunk, count = self._chunks()
+        self._block = block = self._staging.take(self._move.arena, chunk * count, chunk)
+        if block.nbytes < chunk * count:
+            chunk = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
+        self._slots = self._packing.slots(block, chunk, count)
+        addresses = [block.address + chunk * slot for slot in range(count)]
+        fill, to_device = self._packing.fill, self._to_device
+        for part in self._packing.parts(chunk):
+            if self._move.stopped:
+                return
+            slot = self._slot()
+            self._place = self._offset + part.offset
+            if to_device:
+                fill(self._slots[slot], part)
+            self._launch(addresses[slot], slot, part)
+        if not to_device:
+            while self._flight:
+                self._land()
+        elif self._packing.nbytes >= 2 * self._setting.chunk_bytes:
+            for _ in range(self._setting.extra):
+                fill(self._slots[self._slot()], part)
 
-    def launch(self, dst: int, src: int, part: np.ndarray) -> None:
-        """Have the device move ``part`` from or to the chunk in hand."""
-        move, block = self._move, self._in_hand()
-        nbytes = part.size * move.dtype.itemsize
-        move.runtime.copy(dst, src, nbytes, ordinal=move.ordinal, stream=move.stream)
+    def _chunks(self) -> tuple[int, int]:
+        """Bytes of a chunk, and how many there are."""
+        total, setting = self._packing.nbytes, self._setting
+        chunk = min(setting.chunk_bytes, total)
+        if setting.lanes == 1:  # nobody else uses the bus while the first chunk is filled or the last one emptied
+            chunk = min(chunk, max(-(-total // _PARTS), _SMALL))
+        chunk = self._staging.largest(-(-chunk // _ALIGNMENT) * _ALIGNMENT)
+        return chunk, max(1, min(setting.in_flight, -(-total // chunk), self._staging.limit // chunk))
+
+    def _slot(self) -> int:
+        """The next slot, once the device is done with it."""
+        slot = self._used % len(self._slots)
+        self._used += 1
+        if self._flight and self._flight[0][1] == slot:
+            self._land()
+        return slot
+
+    def _land(self) -> None:
+        """Wait for the oldest copy; what came from the device goes where it belongs."""
+        event, slot, part = self._flight.popleft()
+        finish(self._move.runtime, event)
+        if not self._to_device:
+            self._packing.empty(self._slots[slot], part)
+
+    def _launch(self, chunk: int, slot: int, part: Part) -> None:
+        """Have the device move ``part`` from or to the chunk at that address."""
+        move, there = self._move, self._move.address + self._place
+        dst, src = (there, chunk) if self._to_device else (chunk, there)
+        move.runtime.copy(dst, src, part.nbytes, ordinal=move.ordinal, stream=move.stream)
         try:
             event = move.runtime.record(move.stream, move.ordinal)
         except BaseException:
             with contextlib.suppress(*REFUSALS):
                 move.runtime.stream_synchronize(move.stream, move.ordinal)
             raise
-        self.flight.append((event, block, part))
-        self._block = None
-        move.count(nbytes)
-
-    def passed(self) -> Block:
-        """The oldest chunk in flight, in hand again once the device is done with it."""
-        return self._landed()[0]
-
-    def emptied(self) -> Block:
-        """`passed`, after its values went where they belong."""
-        block, part = self._landed()
-        self._move.copy(part, np.ndarray(part.shape, self._move.dtype, block))
-        return block
-
-    def _landed(self) -> tuple[Block, np.ndarray]:
-        event, block, part = self.flight.popleft()
-        self._block = block
-        finish(self._move.runtime, event)
-        return block, part
-
-    def give(self) -> None:
-        """Give the chunk in hand back."""
-        self._staging.give(self._move.arena, self._in_hand())
-        self._block = None
-
-    def _in_hand(self) -> Block:
-        assert self._block is not None  # noqa: S101 - for the type checker: `chunk` or `passed` was called
-        return self._block
+        self._flight.append((event, slot, part))
+        move.count(part.nbytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        move = self._move
-        if self._block is not None:
-            self.give()
-        flight = [(event, block) for event, block, _ in self.flight]
-        self._staging.leave(move.arena, move.runtime, move.ordinal, move.stream, flight)
+        move, block = self._move, self._block
+        if block is not None and self._flight:
+            *earlier, (last, _slot, _part) = self._flight
+            for event, _slot, _part in earlier:
+                move.runtime.release(event)
+            self._staging.leave(move.arena, move.runtime, move.ordinal, move.stream, block, last)
+        elif block is not None:
+            self._staging.give(move.arena, block)
         if error is not None:
             move.stopped = True
-            explained = move.explained(error, self.place)
+            explained = move.explained(error, self._place)
             if explained is not error:
                 raise explained
 
 
 @contextlib.contextmanager
-def _trial(model: _Move) -> Iterator[Callable[[Setting], float]]:
-    """A function that gives the seconds of a move there and back by a setting, with the copies of ``model``."""
-    runtime, ordinal = model.runtime, model.ordinal
+def _trial(to_device: bool, pool: bool, device: Device) -> Iterator[Callable[[Setting], float]]:
+    """A function that gives the seconds of a move by a setting."""
+    runtime, ordinal = get_runtime(device.type), device.index
     array = np.zeros(PROBED_BYTES // 4, np.float32)
     address = runtime.device_alloc(array.nbytes, ordinal)
 
     def measure(setting: Setting) -> float:
+        move = _Move(array, address, array.dtype, device, stream)
+        move.pool, move.report = pool, None
         began = time.perf_counter()
-        for work in ("send", "receive"):
-            move = _Move(array, address, array.dtype, model.device, stream)
-            move.copy, move.report = model.copy, None
-            move.run(getattr(move, work), setting)
+        move.run(to_device=to_device, setting=setting)
+        runtime.stream_synchronize(stream, ordinal)
         return time.perf_counter() - began
 
     try:

@@ -1,4 +1,4 @@
-"""The pinned chunks that all transfers of an arena share: never more of them at once than its staging reserve."""
+"""The pinned memory that all transfers of an arena share: never more of it at once than its staging reserve."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _GRAIN: Final = 4096
 
 
 class Staging:
-    """Chunks out on loan, in bytes: of running moves, of moves that returned while the bus still reads, and kept ones.
+    """Blocks out on loan, in bytes: of running moves, of moves that returned while the bus still reads, and kept ones.
 
-    A move without any chunk waits for one; a move that has some reuses its own.  Whoever holds a chunk gives it back
-    without waiting for another, and kept chunks take at most half, so every wait ends.
+    A lane takes one block, waits for it if need be, and cuts it into chunks.  Whoever holds a block gives it back
+    without waiting for another, and kept ones take at most half, so every wait ends.
     """
 
     def __init__(self, arena: PinnedArena) -> None:
         self.limit = min(_LIMIT, arena.stats().limit // 2)
         self._used = 0
-        #: Runtime, event, bytes: chunks that are with the arena again and may not be filled before the event.
+        #: Runtime, event, bytes: blocks that are with the arena again and may not be filled before the event.
         self._leaving: deque[tuple[Runtime, int, int]] = deque()
         self._kept: list[weakref.ref[Block]] = []
         # Re-entrant, as a finaliser may run anywhere and move something.
@@ -40,25 +40,24 @@ class Staging:
         """The chunk size nearest to ``wish`` that leaves room for several."""
         return max(min(wish, self.limit // 4 // _GRAIN * _GRAIN), min(_GRAIN, self.limit))
 
-    def take(self, arena: PinnedArena, nbytes: int, *, wait: bool) -> Block | None:
-        """A chunk; where there is no room, wait for one or get None."""
-        if not self._reserve(nbytes, wait=wait):
-            return None
+    def take(self, arena: PinnedArena, wish: int, least: int) -> Block:
+        """A block of ``wish`` bytes; of fewer, but at least ``least``, where other moves hold the rest."""
+        nbytes = self._reserve(wish, least)
         try:
             return arena.block(nbytes)
         except BaseException:
             self._free(nbytes)
             raise
 
-    def _reserve(self, nbytes: int, *, wait: bool) -> bool:
+    def _reserve(self, wish: int, least: int) -> int:
         while True:
             with self._change:
                 self._settle()
-                if not self._used or self._used + self._kept_bytes() + nbytes <= self.limit:
+                room = self.limit - self._used - self._kept_bytes()
+                if room >= least or not self._used:
+                    nbytes = max(min(wish, room), least)
                     self._used += nbytes
-                    return True
-                if not wait:
-                    return False
+                    return nbytes
                 if not self._leaving:
                     self._change.wait()
                     continue
@@ -66,28 +65,22 @@ class Staging:
             self._finish(*entry)
 
     def give(self, arena: PinnedArena, block: Block) -> None:
-        """The chunk is free now."""
+        """The block is free now."""
         arena.release(block)
         self._free(block.nbytes)
 
-    def leave(
-        self, arena: PinnedArena, runtime: Runtime, ordinal: int, stream: int, flight: list[tuple[int, Block]]
-    ) -> None:
-        """Each chunk is free after its event, recorded on ``stream``; the events are the arena's from now on."""
-        if not flight:
+    def leave(self, arena: PinnedArena, runtime: Runtime, ordinal: int, stream: int, block: Block, event: int) -> None:
+        """The block is free after the event, the last recorded on ``stream``, which is the arena's from now on."""
+        mark = self._mark(arena, runtime, ordinal, stream)
+        if mark is None:
+            with suppress(*REFUSALS):  # a device that failed reads no chunk any more
+                runtime.synchronize(event)
+            runtime.release(event)
+            self.give(arena, block)
             return
-        last = self._mark(arena, runtime, ordinal, stream)
-        if last is None:
-            for event, block in flight:
-                with suppress(*REFUSALS):  # a device that failed reads no chunk any more
-                    runtime.synchronize(event)
-                runtime.release(event)
-                self.give(arena, block)
-            return
-        for event, block in flight:
-            arena.release(block, (event,))
+        arena.release(block, (event,))
         with self._change:
-            self._leaving.append((runtime, last, sum(block.nbytes for _, block in flight)))
+            self._leaving.append((runtime, mark, block.nbytes))
             self._change.notify()
 
     @staticmethod
@@ -101,7 +94,7 @@ class Staging:
             return None
 
     def keep(self, arena: PinnedArena, nbytes: int) -> Block | None:
-        """A chunk for memory that a user may hold on to, or None where those take half of the room already.
+        """A block for memory that a user may hold on to, or None where those take half of the room already.
 
         It is never given back: its last view takes it along.
         """

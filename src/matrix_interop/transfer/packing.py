@@ -1,0 +1,159 @@
+"""How the values of a host array get into chunks and out of them.
+
+A chunk is a slot of a pinned block.  Whatever is the same for all chunks is made once, before the first: while chunks
+are copied the processor's caches hold their bytes, so that each line of Python between two of them runs from cold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from matrix_interop.memory import Block
+from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_serves, tensor_of
+from matrix_interop.transfer.files import Mapped, mapped_file
+
+__all__ = ["Packing", "Part", "packing_of"]
+
+
+class Part(NamedTuple):
+    """A piece of a host array: its values, and where they begin once packed, in bytes, and how many bytes they are."""
+
+    values: Any
+    offset: int
+    nbytes: int
+
+
+class Packing(Protocol):
+    """A host array, or a lane's share of one, and the way its values are copied."""
+
+    #: Whether all threads of a pool copy each part, so that one lane is enough.
+    pooled: bool
+    #: Bytes of all its values once packed.
+    nbytes: int
+
+    def spread(self, lanes: int) -> list[tuple[Packing, int]]:
+        """At most so many shares of about one size, each with its offset in bytes."""
+
+    def parts(self, nbytes: int) -> Iterator[Part]:
+        """Parts of at most so many bytes, one behind the other. Those of a mapped file are read ahead."""
+
+    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
+        """``count`` slots of ``nbytes`` each in ``block``, as `fill` and `empty` take them."""
+
+    def fill(self, slot: Any, part: Part) -> None:
+        """Copy the values of a part into a slot."""
+
+    def empty(self, slot: Any, part: Part) -> None:
+        """Copy a slot to where the values of a part belong."""
+
+
+def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool) -> Packing:
+    """The way to pack ``array`` as dense rows of ``dtype``; ``pool``: by torch's threads if they serve."""
+    pooled = pool and pool_serves(np.empty(0, dtype), array)
+    file = mapped_file(array)
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return _Dense(array.reshape(-1), file, pooled=pooled)
+    return _Strided(array if array.ndim else array.reshape(1), dtype, file, pooled=pooled)
+
+
+class _Dense:
+    """Values that are bytes in a row: parts and slots are slices of two flat arrays, or of two of torch's tensors."""
+
+    def __init__(self, flat: np.ndarray, file: Mapped | None, *, pooled: bool) -> None:
+        tensor = tensor_of(flat) if pooled else None
+        self.pooled = tensor is not None
+        self._values = flat if tensor is None else tensor
+        self.nbytes = flat.nbytes
+        self._flat = flat
+        self._file = file
+
+    def spread(self, lanes: int) -> list[tuple[Packing, int]]:
+        flat, size = self._flat, self._flat.itemsize
+        return [
+            (_Dense(flat[a:b], self._file, pooled=self.pooled), a * size) for a, b in pairwise(_edges(len(flat), lanes))
+        ]
+
+    def parts(self, nbytes: int) -> Iterator[Part]:
+        values, total, size = self._values, len(self._flat), self._flat.itemsize
+        step = max(1, nbytes // size)
+        for start in range(0, total, step):
+            if self._file is not None:
+                self._file.read_ahead(self._flat, start, step)
+            stop = min(start + step, total)
+            yield Part(values[start:stop], start * size, (stop - start) * size)
+
+    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
+        flat: np.ndarray = np.ndarray((count, nbytes // self._flat.itemsize), self._flat.dtype, block)
+        tensor = tensor_of(flat) if self.pooled else None
+        return list(flat if tensor is None else tensor)
+
+    def fill(self, slot: Any, part: Part) -> None:
+        self._copy(slot[: len(part.values)], part.values)
+
+    def empty(self, slot: Any, part: Part) -> None:
+        self._copy(part.values, slot[: len(part.values)])
+
+    def _copy(self, out: Any, values: Any) -> None:
+        if self.pooled:
+            out.copy_(values)
+        else:
+            np.copyto(out, values)
+
+
+class _Strided:
+    """Values in any layout, byte order and dtype: each part is a view, packed and converted on its way."""
+
+    def __init__(self, array: np.ndarray, dtype: np.dtype[Any], file: Mapped | None, *, pooled: bool) -> None:
+        self.pooled = pooled
+        self.nbytes = array.size * dtype.itemsize
+        self._array = array
+        self._dtype = dtype
+        self._file = file
+        self._copy = copy_by_torch if pooled else copy_values
+
+    def spread(self, lanes: int) -> list[tuple[Packing, int]]:
+        array, row = self._array, math.prod(self._array.shape[1:]) * self._dtype.itemsize
+        return [
+            (_Strided(array[a:b], self._dtype, self._file, pooled=self.pooled), a * row)
+            for a, b in pairwise(_edges(len(array), lanes))
+        ]
+
+    def parts(self, nbytes: int) -> Iterator[Part]:
+        return self._cut(self._array, nbytes, 0)
+
+    def _cut(self, array: np.ndarray, nbytes: int, offset: int) -> Iterator[Part]:
+        row = math.prod(array.shape[1:]) * self._dtype.itemsize
+        if row > nbytes and array.ndim > 1:
+            for number, one in enumerate(array):
+                yield from self._cut(one, nbytes, offset + number * row)
+            return
+        step = max(1, nbytes // row)
+        for start in range(0, len(array), step):
+            if self._file is not None:
+                self._file.read_ahead(array, start, step)
+            values = array[start : start + step]
+            yield Part(values, offset + start * row, len(values) * row)
+
+    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
+        return [(block, number * nbytes) for number in range(count)]
+
+    def fill(self, slot: Any, part: Part) -> None:
+        self._copy(self._typed(slot, part), part.values)
+
+    def empty(self, slot: Any, part: Part) -> None:
+        self._copy(part.values, self._typed(slot, part))
+
+    def _typed(self, slot: tuple[Block, int], part: Part) -> np.ndarray:
+        """The slot as an array of the part's shape."""
+        block, offset = slot
+        return np.ndarray(part.values.shape, self._dtype, block, offset)
+
+
+def _edges(count: int, lanes: int) -> list[int]:
+    lanes = max(1, min(lanes, count))
+    return [count * number // lanes for number in range(lanes + 1)]
