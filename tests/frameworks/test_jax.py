@@ -23,7 +23,8 @@ from matrix_interop import (
     plan,
     track_copies,
 )
-from matrix_interop.frameworks.jax import _host_importer
+from matrix_interop.devices import CPU
+from matrix_interop.frameworks.jax import _from_dlpack, _importer
 from matrix_interop.reasons import Reason
 
 
@@ -130,10 +131,14 @@ def test_no_plain_memory() -> None:
         from_tensor(jnp.ones((2, 2), jnp.int4))
 
 
-def test_spread_over_devices() -> None:
-    """An array on several devices is no plain memory; the way out that the message names works."""
+def test_two_devices_on_the_host() -> None:
+    """What is shared goes to the first, by the C function. An array on both is no plain memory; its message helps."""
     code = """
 import jax, numpy, matrix_interop
+from matrix_interop.frameworks.jax import CPU, _from_dlpack, _importer
+from matrix_interop.memory.host import aligned_empty
+shared = matrix_interop.convert(aligned_empty((4, 2), numpy.dtype("f4")), "jax", copy=False)
+assert shared.devices() == {jax.devices()[0]} and _importer(CPU) is not _from_dlpack
 mesh = jax.sharding.Mesh(jax.devices(), ("x",))
 spread = jax.device_put(numpy.ones((4, 2), "f4"), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
 try:
@@ -149,6 +154,18 @@ except matrix_interop.UnsupportedTensorError as error:
     }
     ran = subprocess.run([sys.executable, "-c", code], env=flags, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "<HostMatrix 4 x 2 float32, C, jax, read-only, cpu>"
+
+
+def test_first_in_a_transform() -> None:
+    """The C function is found also where the first exchange of a process is inside a transform."""
+
+    def inside(x: jax.Array) -> jax.Array:
+        assert _importer(CPU) is not _from_dlpack
+        return x
+
+    _importer.cache_clear()
+    with jax.transfer_guard("disallow_explicit"):
+        jax.jit(inside).lower(jax.ShapeDtypeStruct((), np.float32))
 
 
 def test_a_deleted_source_leaves_the_matrix() -> None:
@@ -171,12 +188,12 @@ def test_without_the_private_importer(missing: Exception, monkeypatch: pytest.Mo
     # Where the adapter looks for it; jax.dlpack keeps its own. Python's collector calls into that module too.
     lacking = SimpleNamespace(dlpack_managed_tensor_to_buffer=refuse, collect_garbage=lambda: None)
     monkeypatch.setattr("jax._src.lib._jax", lacking)
-    _host_importer.cache_clear()
+    _importer.cache_clear()
     try:
-        assert _host_importer() is None
+        assert _importer(CPU) is _from_dlpack
         assert from_tensor(a).to_tensor("jax").unsafe_buffer_pointer() == address(a)
         assert convert(labelled, "jax").unsafe_buffer_pointer() == address(labelled)
     finally:
         monkeypatch.undo()
-        _host_importer.cache_clear()
-    assert _host_importer() is not None
+        _importer.cache_clear()
+    assert _importer(CPU) is not _from_dlpack

@@ -22,13 +22,12 @@ import numpy as np
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.dlpack import Capsule, capsule_of, header_of, row_strides
 from matrix_interop.dtypes import DLPACK_OF_DTYPE, is_extension, require_plain
-from matrix_interop.errors import UnsupportedLayoutError, UnsupportedTensorError
+from matrix_interop.errors import DeviceUnavailableError, UnsupportedLayoutError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
 from matrix_interop.view import DeviceView, HostView, TensorView
 
 _ALIGNMENT: Final = 64
-_DLPACK_CPU: Final = 1
 LEGACY: Final = 1
 #: Data that is there already is after no stream.
 _NO_ORDER: Final = -1
@@ -71,11 +70,14 @@ class JaxFramework(Framework):
         return isinstance(x, jax.Array)
 
     def view(self, x: Any, fill: Any = None) -> TensorView:
-        try:  # an array on one host device; traced and deleted ones and keys raise
+        try:  # an array on one device; traced and deleted ones and keys raise or are left over
             sharding = x.sharding
-            if type(sharding) is _OneDevice and _device(*sharding.device_set) is CPU:
-                header = np.asarray(x)
-                if header.dtype in DLPACK_OF_DTYPE:
+            if type(sharding) is _OneDevice:
+                device = _device(*sharding.device_set)
+                if device is not CPU:
+                    if x.dtype in DLPACK_OF_DTYPE and not x.is_deleted():
+                        return _device_view(x, device)
+                elif (header := np.asarray(x)).dtype in DLPACK_OF_DTYPE:
                     view = HostView()
                     view.header, view.framework, view.native = header, "jax", x
                     return view
@@ -84,7 +86,7 @@ class JaxFramework(Framework):
         return self._careful_view(x)
 
     def _careful_view(self, x: Any) -> TensorView:
-        """Any other array: on a device, or unreadable."""
+        """Any other array: one of a mesh, or unreadable."""
         if isinstance(x, jax.core.Tracer):
             raise _unreadable(x, "it is traced (jit, grad or vmap); convert outside the transform")
         if x.is_deleted():
@@ -97,22 +99,7 @@ class JaxFramework(Framework):
         require_plain(x.dtype)
         (device,) = devices
         device = _device(device)
-        if device is CPU:
-            return TensorView.of(np.asarray(x), "jax", x)
-        if x.is_ready():  # then it stays so, and nobody has to wait
-            try:
-                # The interface refuses layouts that are not dense rows.
-                address = x.__cuda_array_interface__["data"][0]
-            except (AttributeError, RuntimeError, TypeError):
-                pass
-            else:
-                strides = row_strides(x.shape, x.dtype.itemsize)
-                return DeviceView.of_tensor(
-                    x, "jax", device, address, x.shape, strides, x.dtype, readonly=True, stream=_NO_ORDER
-                )
-        # JAX shows no streams. Its own export makes the array ready on one that is named: the legacy default stream.
-        header = Capsule(x.__dlpack__(stream=LEGACY), f"jax {x.dtype} {x.shape}").header()
-        return TensorView.of(header, "jax", x, device, stream=LEGACY)
+        return TensorView.of(np.asarray(x), "jax", x) if device is CPU else _device_view(x, device)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         native = dtype.newbyteorder("=")
@@ -140,10 +127,8 @@ class JaxFramework(Framework):
         return None
 
     def wrap(self, header: np.ndarray) -> Any:
-        importer = _host_importer()
-        if importer is not None and header.size:
-            return importer(capsule_of(_as_jax_wants(header), CPU, max_version=None))
-        return _from_dlpack(_Capsule(TensorView.of(header, "numpy")))
+        importer = _importer(CPU) if header.size else _from_dlpack
+        return importer(_Capsule(TensorView.of(header, "numpy")))
 
     def fits(self, view: TensorView, share_readonly: bool = False) -> bool:
         # What is plainly dense needs no look at strides one by one.
@@ -154,12 +139,13 @@ class JaxFramework(Framework):
         return super().fits(view, share_readonly)
 
     def wrap_device(self, view: TensorView) -> Any:
+        importer = _importer(view.device)
         if 1 not in view.shape and view.strides == row_strides(view.shape, view.dtype.itemsize):
             try:
-                return _from_dlpack(_Capsule(view, own=True))
+                return importer(_Capsule(view, own=True))
             except (RuntimeError, TypeError, ValueError):  # JAX takes managed memory only under another label
                 pass
-        return _from_dlpack(_Capsule(view))
+        return importer(_Capsule(view))
 
     def quick(self, header: np.ndarray, share_readonly: bool = False) -> Any:
         # What is plainly dense goes to JAX as it is, without looking at strides one by one.
@@ -168,8 +154,7 @@ class JaxFramework(Framework):
             # Four times as fast as asking the array interface; an ndarray is a buffer, whatever its stubs say.
             address = addressof(c_char.from_buffer(header))  # type: ignore[arg-type]
             if not address % _ALIGNMENT:
-                importer = _host_importer()
-                return _from_dlpack(header) if importer is None else importer(header.__dlpack__())
+                return _importer(CPU)(header)
         return super().quick(header, share_readonly)
 
     def alias(self, native: Any) -> Any:
@@ -212,32 +197,63 @@ def _unreadable(x: Any, why: str) -> UnsupportedTensorError:
 _device: Final = cache(as_device)
 
 
-@cache
-def _host_importer() -> Callable[[Any], jax.Array] | None:
-    """What makes an array on the host of a legacy capsule: the C function behind `jax.dlpack.from_dlpack`, or None.
+def _device_view(x: Any, device: Device) -> TensorView:
+    """The memory of an array on ``device`` that is not deleted: `is_ready` of a deleted one ends the process."""
+    if x.is_ready():  # then it stays so, and nobody has to wait
+        try:
+            # The interface refuses layouts that are not dense rows.
+            address = x.__cuda_array_interface__["data"][0]
+        except (AttributeError, RuntimeError, TypeError):
+            pass
+        else:
+            shape, dtype = x.shape, x.dtype
+            dense = row_strides(shape, dtype.itemsize)
+            return DeviceView.of_tensor(x, "jax", device, address, shape, dense, dtype, readonly=True, stream=_NO_ORDER)
+    # JAX shows no streams. Its own export makes the array ready on one that is named: the legacy default stream.
+    header = Capsule(x.__dlpack__(stream=LEGACY), f"jax {x.dtype} {x.shape}").header()
+    return TensorView.of(header, "jax", x, device, stream=LEGACY)
 
-    Called directly it takes a tenth of the time: the public one asks the host for a stream, which raises, and passes
-    the array through `jax.numpy.asarray`.  It is no public name, so one array is tried first, and None returned
-    where the function is missing or takes other arguments than in JAX 0.10.
+
+@cache
+def _importer(device: Device) -> Callable[[Any], jax.Array]:
+    """`jax.dlpack.from_dlpack` for legacy capsules of memory on ``device``, by the C function behind it where possible.
+
+    Called directly it takes a fraction of the time: the public one looks for the device, asks the host for a stream,
+    which raises, and passes the array through `jax.numpy.asarray`.  It is no public name, so one array is tried first,
+    and the public one returned where the function is missing or does other things than in JAX 0.10 and 0.11.
     """
-    spare = np.zeros(2 * _ALIGNMENT, np.uint8)
-    tried = spare[-spare.ctypes.data % _ALIGNMENT :][:_ALIGNMENT]
     try:
         function = cast(Any, jax)._src.lib._jax.dlpack_managed_tensor_to_buffer
-        host = jax.local_devices(backend="cpu")[0]
+        there, code = _jax_device(device), device.dlpack[0]
 
-        def importer(capsule: Any) -> Any:
-            return function(capsule, host, None, False, _DLPACK_CPU)  # no stream; never a copy
+        def to_host(x: Any) -> Any:
+            return function(x.__dlpack__(), there, None, False, code)  # no stream; never a copy
 
-        made, model = importer(tried.__dlpack__()), _from_dlpack(tried)
-        same = [(x.unsafe_buffer_pointer(), x.sharding, x.committed, x.dtype, x.shape, type(x)) for x in (made, model)]
+        def to_device(x: Any) -> Any:
+            stream = there.get_stream_for_external_ready_events()  # one of a few in turn, each time another
+            return function(x.__dlpack__(stream=stream), there, stream, False, code)
+
+        importer = to_host if device.is_host else to_device
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):  # whatever the first call comes from
+            tried = jax.device_put(np.zeros(_ALIGNMENT, np.uint8), there)
+        made, model = (_facts(make(tried)) for make in (importer, _from_dlpack))
     except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    return importer if same[0] == same[1] else None
+        return _from_dlpack
+    return importer if made == model else _from_dlpack
+
+
+def _facts(x: jax.Array) -> tuple[Any, ...]:
+    """What must not depend on the way an array was imported."""
+    return type(x), x.unsafe_buffer_pointer(), x.shape, x.dtype, x.weak_type, x.sharding, x.committed
 
 
 def _jax_device(device: Device) -> Any:
-    return jax.devices("cpu" if device.is_host else device.type)[device.index]
+    """JAX's object for it, by its number in the driver: JAX may have been shown some devices only."""
+    there = jax.local_devices(backend="cpu" if device.is_host else device.type)
+    for found in there:
+        if _device(found) == device:
+            return found
+    raise DeviceUnavailableError(f"jax sees no {device}, only {', '.join(map(_device, there))}")
 
 
 def _is_cut(dtype: np.dtype[Any]) -> bool:

@@ -1,15 +1,16 @@
 """JAX 0.10 on CUDA.
 
 Facts copied (``tests/gpu`` proves them on the real one): work runs on a stream that JAX does not show; arrays never
-change and have no gaps; an import asks the producer for a legacy capsule that is ready on JAX's own stream, and takes
-CUDA's label and strides without gaps only, in any order of the axes; its export makes the array ready on a stream that
-is named; the CUDA array interface is for dense rows and names no stream; `empty` writes zeros; 64-bit types become
-32 bits unless x64 is on.
+change and have no gaps; an import asks the producer for a legacy capsule that is ready on a stream that JAX names, and
+takes CUDA's label and strides without gaps only, in any order of the axes; its export makes the array ready on a
+stream that is named; the CUDA array interface is for dense rows and names no stream; to ask a deleted array whether it
+is ready ends the process; `empty` writes zeros; 64-bit types become 32 bits unless x64 is on.
 Not copied: tracing, donation, what its functions compute (NumPy's do it).
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,11 @@ class SingleDeviceSharding:
     def __init__(self, device: Device) -> None:
         self.device_set = {device}
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SingleDeviceSharding) and self.device_set == other.device_set
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 class Device:
     """A device."""
@@ -49,11 +55,20 @@ class Device:
     def __hash__(self) -> int:
         return self.id
 
+    def get_stream_for_external_ready_events(self) -> int:
+        """A stream on which data from outside is to be ready; each time another."""
+        return late.runtime().stream_create(self.id)
+
 
 def devices(kind: str = "gpu") -> list[Device]:
     """The devices of a kind."""
     assert kind in {"gpu", "cuda"}
     return [Device(index) for index in range(lateframe.device_count())]
+
+
+def local_devices(*, backend: str) -> list[Device]:
+    """The same of this process."""
+    return devices(backend)
 
 
 def _own_stream(ordinal: int) -> int:
@@ -68,6 +83,8 @@ class Array(late.CudaArray):
 
     streams = _streams
     deleted = False
+    committed = True
+    weak_type = False
 
     def __init__(self, *facts: Any) -> None:
         super().__init__(*facts)
@@ -100,6 +117,7 @@ class Array(late.CudaArray):
 
     def is_ready(self) -> bool:
         """True once its values are there."""
+        assert not self.deleted, "the real one ends the process"
         return bool(self._done)
 
     def block_until_ready(self) -> Array:
@@ -172,19 +190,42 @@ def _is_packed(shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> b
 
 
 def from_dlpack(x: Any) -> Array:
-    """The memory of ``x``, shared, ready on the stream of this framework."""
+    """The memory of ``x``, shared, ready on a stream that JAX names."""
     code, ordinal = x.__dlpack_device__()
     if code != late.CUDA:
         raise TypeError(f"Array passed to from_dlpack is on unsupported device type (DLDeviceType: {code})")
-    capsule = x.__dlpack__(stream=_own_stream(ordinal))
+    device = Device(ordinal)
+    stream = device.get_stream_for_external_ready_events()
+    found = _imported(x.__dlpack__(stream=stream), device, stream, None, code)
+    if _kind(found.dtype) != found.dtype:
+        return found.apply(lambda values: values.astype(_kind(values.dtype)))
+    return found
+
+
+def _imported(capsule: Any, device: Device, stream: int | None, copy: bool | None, code: int) -> Array:
+    """The C function behind it: own work comes after what the stream holds now, and after nothing without one."""
+    assert (copy, code) in {(None, late.CUDA), (False, late.CUDA)}
     if late.is_versioned(capsule):
         raise RuntimeError("Capsule must be a DLPack dltensor")
     found = late.imported(late.CudaArray, capsule, labels=(late.CUDA,), error=RuntimeError)
     if not _is_packed(found.shape, found.strides, found.dtype.itemsize):
         raise RuntimeError("Only DLPack tensors with trivial (compact) striding are supported")
-    if _kind(found.dtype) != found.dtype:
-        return Array.over(found).apply(lambda values: values.astype(_kind(values.dtype)))
-    return Array.over(found)
+    if stream is not None:
+        lateframe.order(stream, _own_stream(device.id), device.id)
+    return Array(found.pointer, found.shape, found.strides, found.dtype, device.id, found.owner)
+
+
+_src = SimpleNamespace(lib=SimpleNamespace(_jax=SimpleNamespace(dlpack_managed_tensor_to_buffer=_imported)))
+
+
+def ensure_compile_time_eval() -> AbstractContextManager[None]:
+    """Nothing is traced here."""
+    return nullcontext()
+
+
+def transfer_guard(_level: str) -> AbstractContextManager[None]:
+    """No transfer is guarded here."""
+    return nullcontext()
 
 
 class _Numpy(ModuleType):
