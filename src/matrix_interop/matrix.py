@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import numpy as np
 
@@ -17,9 +18,10 @@ from matrix_interop.exchange.compute import copied, normalized, take
 from matrix_interop.exchange.convert import (
     copy_to,
     destination,
+    into,
     native_of,
+    plain_targets_first,
     plan_for,
-    quickly,
     to_framework,
 )
 from matrix_interop.exchange.intake import (
@@ -34,7 +36,7 @@ from matrix_interop.exchange.intake import (
     unpack,
 )
 from matrix_interop.exchange.plan import CopyPlan, Order, decide, require_order
-from matrix_interop.frameworks.registry import adapter_of_type, loaded_framework, read
+from matrix_interop.frameworks.registry import adapter_of_type, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.memory import default_arena, is_pinned
 from matrix_interop.memory.host import aligned_empty
@@ -48,6 +50,36 @@ if TYPE_CHECKING:
     from matrix_interop.rows import RowReader
 
 __all__ = ["DeviceMatrix", "HostMatrix", "Matrix", "from_tensor"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _plain_tensors_first(function: _Function) -> _Function:
+    """Decorates `from_tensor`, and answers what most calls are: a plain tensor of rank 2, taken as it is.
+
+    All others go on to the function itself, which would come to the same, in twice the time: its keywords alone
+    take CPython as long as reading an array.
+    """
+
+    @wraps(function)
+    def plainly(cls: type[Matrix], x: Any, /, **how: Any) -> Matrix:
+        try:
+            adapter = adapter_of_type[type(x)]
+        except KeyError:
+            adapter = None
+        if adapter is None or how:
+            return cast("Matrix", function(cls, x, **how))
+        view = adapter.view(x)
+        if type(view) is HostView and view.header.ndim == 2 and cls is not DeviceMatrix:
+            made: Matrix = _new(HostMatrix)
+        elif type(view) is DeviceView and len(view.shape) == 2 and cls is Matrix and not view.pending:
+            made = _new(DeviceMatrix)
+        else:
+            return cast("Matrix", function(cls, view))
+        made._view = view
+        return made
+
+    return cast(_Function, plainly)
 
 
 class Matrix:
@@ -69,6 +101,7 @@ class Matrix:
 
     # Making ------------------------------------------------------------------------------------
     @classmethod
+    @_plain_tensors_first
     def from_tensor(
         cls,
         x: Any,
@@ -96,22 +129,7 @@ class Matrix:
         stay as they are.  Raises `UnsupportedLayoutError` for another rank, `UnsupportedTensorError` where
         there is no plain memory, `UnknownFrameworkError` for an object without a known protocol, and as `convert`.
         """
-        try:
-            adapter = adapter_of_type[type(x)]
-        except KeyError:
-            view = read(x, fill)
-        else:
-            view = adapter.view(x, fill)
-            as_it_is = framework is None and dtype is None and order is None and copy is None and device is None
-            # Most tensors are taken as they are. What follows below comes to the same, three times as slow.
-            if as_it_is and type(view) is HostView and view.header.ndim == 2 and cls is not DeviceMatrix:
-                made: Matrix = _new(HostMatrix)
-                made._view = view
-                return made
-            if as_it_is and type(view) is DeviceView and len(view.shape) == 2 and cls is Matrix and not view.pending:
-                made = _new(DeviceMatrix)
-                made._view = view
-                return made
+        view = read(x, fill)
         if len(view.shape) != 2:
             view = as_matrix(view, as_row=as_row)
         if device is None and cls is not Matrix:
@@ -321,6 +339,7 @@ class Matrix:
         return blocks_of(self, block, select=select, device=device, framework=framework)
 
     # Converting --------------------------------------------------------------------------------
+    @plain_targets_first(None)
     def to_tensor(
         self,
         framework: Any = None,
@@ -337,26 +356,7 @@ class Matrix:
 
         Arguments and errors as in `convert`.  Every call gives a new tensor object.
         """
-        view = self._view
-        if dtype is None and order is None and copy is None and like is None and device is None:
-            if type(view) is HostView and type(framework) is str and framework != view.framework:
-                host = loaded_framework(framework)  # as in `quickly`, without the call
-                native = None if host is None else host.quick(view.header, share_readonly)
-            else:
-                native = quickly(view, framework, share_readonly, stream)
-            if native is not None:
-                return native
-        target, device = destination(view, framework, like, device)
-        return to_framework(
-            self._view,
-            target,
-            device=device,
-            dtype=dtype,
-            order=order,
-            copy=copy,
-            stream=stream,
-            share_readonly=share_readonly,
-        )
+        return into(self._view, framework, like, device, dtype, order, copy, stream, share_readonly)
 
     def plan(
         self,

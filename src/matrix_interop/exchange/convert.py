@@ -2,24 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.exchange.plan import CopyPlan, Order, count_copies, decide
-from matrix_interop.frameworks.registry import Framework, framework, loaded_framework, read
+from matrix_interop.frameworks.registry import Framework, adapter_of_name, framework, loaded_framework, read
 from matrix_interop.frameworks.streams import share
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime, is_served
-from matrix_interop.view import TensorView
+from matrix_interop.view import HostView, TensorView
 
 # Device code is imported where a device comes in, so that host work does not wait for it.
 
-__all__ = ["carry_out", "convert", "copy_to", "native_of", "place_of", "plan", "quickly", "resolve", "to_framework"]
+__all__ = [
+    "carry_out",
+    "convert",
+    "copy_to",
+    "into",
+    "native_of",
+    "place_of",
+    "plain_targets_first",
+    "plan",
+    "resolve",
+    "to_framework",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def plain_targets_first(view_of: Callable[[Any], TensorView] | None) -> Callable[[_Function], _Function]:
+    """Decorates `convert` and the like, and answers what most calls are: a framework that is loaded, and nothing else.
+
+    All others go on to the function itself, which would come to the same, but whose keywords alone take CPython as
+    long as reading an array.  ``view_of`` gives the view of the first argument; None: a matrix, which holds its view.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def plainly(x: Any, framework: Any = None, **how: Any) -> Any:
+            try:
+                target = adapter_of_name[framework]
+            except (KeyError, TypeError):
+                target = None
+            if target is None or how:
+                return function(x, framework, **how)
+            view = x._view if view_of is None else view_of(x)
+            if type(view) is HostView and framework != view.framework:  # as in `quickly`, without the call
+                native = target.quick(view.header)
+            else:
+                native = quickly(view, target)
+            return function(x, framework) if native is None else native
+
+        return cast(_Function, plainly)
+
+    return decorate
+
+
+@plain_targets_first(read)
 def convert(
     x: Any,
     framework: Any = None,
@@ -44,15 +88,7 @@ def convert(
     is needed and forbidden, `UnsupportedTensorError`, `UnsupportedDtypeError`, `UnknownFrameworkError`,
     `FrameworkNotInstalledError`, `DeviceUnavailableError`.
     """
-    view = read(x)
-    if dtype is None and order is None and copy is None and like is None and device is None:
-        native = quickly(view, framework, share_readonly, stream)
-        if native is not None:
-            return native
-    target, device = destination(view, framework, like, device)
-    return to_framework(
-        view, target, device=device, dtype=dtype, order=order, copy=copy, stream=stream, share_readonly=share_readonly
-    )
+    return into(read(x), framework, like, device, dtype, order, copy, stream, share_readonly)
 
 
 def plan(
@@ -71,15 +107,38 @@ def plan(
     return plan_for(view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
 
 
-def quickly(view: TensorView, which: Any, share_readonly: bool, stream: Any) -> Any:
-    """The fast path between two frameworks: ``view``'s memory as a tensor of the one named ``which``.
+def into(
+    view: TensorView,
+    which: Any,
+    like: Any,
+    device: Any,
+    dtype: Any,
+    order: Order | None,
+    copy: bool | None,
+    stream: Any,
+    share_readonly: bool,
+) -> Any:
+    """`convert` for a view."""
+    if dtype is None and order is None and copy is None and like is None and device is None:
+        target = loaded_framework(which) if type(which) is str else None
+        native = None if target is None else quickly(view, target, share_readonly, stream)
+        if native is not None:
+            return native
+    target, device = destination(view, which, like, device)
+    return to_framework(view, target, device, dtype, order, copy, stream, share_readonly)
 
-    None where that is not the case, or something may be in the way: then `to_framework` decides, with reasons.
+
+def quickly(view: TensorView, target: Framework, share_readonly: bool = False, stream: Any = None) -> Any:
+    """A tensor of ``target`` over the memory of ``view``, wherever that is; None where something may be in the way.
+
+    It asks what `decide` asks, without collecting reasons.
     """
-    target = loaded_framework(which) if type(which) is str else None
-    if target is None or which == view.framework or view.pending is not None:
+    if view.pending is not None:
         return None
-    if view.device is CPU:
+    on_host = view.device is CPU
+    if view.framework == target.name and view.native is not None:
+        return target.alias(view.native) if on_host else share(view, target, stream)
+    if on_host:
         return target.quick(view.header, share_readonly)
     if view.device.type in target.device_types and target.fits(view, share_readonly):
         return share(view, target, stream)
@@ -137,7 +196,6 @@ def place_of(view: TensorView, target: Framework, device: Any) -> Device:
 def to_framework(
     view: TensorView,
     target: Framework,
-    *,
     device: Any = None,
     dtype: Any = None,
     order: Order | None = None,
@@ -147,20 +205,10 @@ def to_framework(
 ) -> Any:
     """`convert` for a view and an adapter."""
     place = place_of(view, target, device)
-    on_host = place is CPU and view.device is CPU
-    as_it_is = dtype is None and order is None and (copy is None or copy is False)
-    if as_it_is and view.pending is None and place == view.device:
-        # The fast path asks what the plan asks, without collecting reasons.
-        if view.framework == target.name and view.native is not None:
-            if on_host:
-                return target.alias(view.native)
-            return share(view, target, stream)
-        if on_host:
-            native = target.quick(view.header, share_readonly)
-            if native is not None:
-                return native
-        elif target.fits(view, share_readonly):
-            return share(view, target, stream)
+    if dtype is None and order is None and (copy is None or copy is False) and place == view.device:
+        native = quickly(view, target, share_readonly, stream)
+        if native is not None:
+            return native
     made = decide(view, target, place=place, dtype=dtype, order=order, copy=copy, share_readonly=share_readonly)
     return carry_out(view, target, made, stream)
 

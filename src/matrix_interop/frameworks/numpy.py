@@ -32,30 +32,18 @@ class NumpyFramework(Framework):
             if dtype is not _FLOAT32 and dtype not in DLPACK_OF_DTYPE:  # float32 spares the hash
                 require_plain(dtype)
             view = HostView()
-            view.header, view.framework, view.native = x, "numpy", x
+            view.header = x
+            view.framework = "numpy"
+            view.native = x
             return view
         if isinstance(x, np.generic):
             x = np.asarray(x)
             x.flags.writeable = False
         require_plain(x.dtype)
-        if not isinstance(x, np.ma.MaskedArray):
-            header = x.view(np.ndarray)
-            return TensorView.of(header, "numpy", header)
-        header = x.data.view(np.ndarray)
-        mask = np.ma.getmask(x)  # one False where nothing is hidden
-        hidden = int(np.count_nonzero(mask))
-        if not hidden:
-            return TensorView.of(header, "numpy", header, note="mask dropped: it hides nothing")
-        if fill is None:
-            what = f"masked numpy array {x.dtype} {x.shape}"
-            msg = f"{what} hides {hidden} entries: pass fill=value, or fill it with x.filled(value)"
-            raise UnsupportedLayoutError(msg)
-
-        def write(out: np.ndarray) -> None:
-            np.copyto(out, header, casting="unsafe")
-            out[mask] = fill
-
-        return TensorView.of(header, "numpy", pending=Pending(f"{hidden} masked entries to fill with {fill!r}", write))
+        if isinstance(x, np.ma.MaskedArray):
+            return _masked_view(x, fill)
+        header = x.view(np.ndarray)
+        return TensorView.of(header, "numpy", header)
 
     def refusal(self, dtype: np.dtype[Any]) -> str | None:
         return None
@@ -74,3 +62,22 @@ class NumpyFramework(Framework):
 
     def namespace(self) -> ModuleType:
         return np
+
+
+def _masked_view(x: np.ma.MaskedArray[Any, Any], fill: Any) -> TensorView:
+    """Values under a mask are still to be computed; a mask that hides none is left out."""
+    header = x.data.view(np.ndarray)
+    mask = np.ma.getmask(x)  # one False where nothing is hidden
+    hidden = int(np.count_nonzero(mask))
+    if not hidden:
+        return TensorView.of(header, "numpy", header, note="mask dropped: it hides nothing")
+    if fill is None:
+        what = f"masked numpy array {x.dtype} {x.shape}"
+        msg = f"{what} hides {hidden} entries: pass fill=value, or fill it with x.filled(value)"
+        raise UnsupportedLayoutError(msg)
+
+    def write(out: np.ndarray) -> None:
+        np.copyto(out, header, casting="unsafe")
+        out[mask] = fill
+
+    return TensorView.of(header, "numpy", pending=Pending(f"{hidden} masked entries to fill with {fill!r}", write))

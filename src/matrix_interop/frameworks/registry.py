@@ -216,7 +216,9 @@ def framework(which: Any) -> Framework:
     return adapter if adapter is not None else _load(_import_name(name, which))
 
 
-#: The adapter of that name if it is loaded, else None: a bare dictionary look-up for fast paths.
+#: The adapters that are loaded, by name, for fast paths: only to be looked up.
+adapter_of_name: Final[Mapping[str, Framework]] = _adapters
+#: The adapter of that name if it is loaded, else None.
 loaded_framework: Final = _adapters.get
 
 

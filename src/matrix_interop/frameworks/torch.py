@@ -64,7 +64,9 @@ class TorchFramework(Framework):
                 return self._careful_view(x)
             if header.flags.num & _DENSE_OR_OWN == _DENSE or _is_shared(header):  # flag by flag it takes twice as long
                 view = HostView()
-                view.header, view.framework, view.native = header, "torch", x
+                view.header = header
+                view.framework = "torch"
+                view.native = x
                 return view
         elif type(x) is _Tensor and x.is_cuda:
             there = _cuda_view(x)
