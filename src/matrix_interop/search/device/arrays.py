@@ -5,6 +5,7 @@ The candidates' scores may be rounded as `matrix_interop.search.engines.Engine` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -50,6 +51,10 @@ class Arrays:
         """The values on the host, once they are there; bfloat16 may come as float32."""
         return np.asarray(convert(x, "numpy"))
 
+    def fetching(self, *parts: Any) -> Callable[[], list[np.ndarray]]:
+        """Start to bring several arrays to the host; what comes back waits until they are there."""
+        return lambda: [self.host(part) for part in parts]
+
     def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
         """An array of one value."""
         return self.array(np.full(shape, value, dtype))
@@ -73,6 +78,11 @@ class Arrays:
     def order(self, x: Any) -> Any:
         """Places that sort each row (q, n), equal entries as they stand, NaN last."""
         return self.xp.argsort(x, axis=1, stable=True)
+
+    def order_pairs(self, keys: Any, ids: Any) -> Any:
+        """Places that sort each row by key and id, NaN last, where equal keys stand by ascending id already."""
+        del ids
+        return self.order(keys)
 
     def squared_norms(self, y: Any) -> Any:
         """(n,) of float32 rows, with an error of at most d + 3 roundings."""
@@ -111,6 +121,13 @@ class HostArrays(Arrays):
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype, copy=False)
+
+    def along(self, x: Any, places: Any) -> Any:
+        return x[np.arange(len(x))[:, None], places]
+
+    def order_pairs(self, keys: Any, ids: Any) -> Any:
+        """As above, wherever equal keys stand."""
+        return np.lexsort((ids, keys))
 
 
 @cache

@@ -44,12 +44,13 @@ class Best:
     def joined(self, keys: Any, ids: Any) -> Best:
         """The answer after other neighbours (q, m) joined: nearest first, equal ones by lowest id.
 
-        Their ids are above those that are here already, and ascend in each row as far as keys are equal.
+        Their ids are above those that are here already, and, but on the host, ascend in each row as far as keys are
+        equal.
         """
         arrays, xp, k = self.arrays, self.arrays.xp, self.keys.shape[1]
         keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
         # NaN sorts last: a missing entry comes after rows whose distance overflowed to +inf, which are neighbours.
-        order = arrays.order(xp.where(ids < 0, xp.nan, keys))[:, :k]
+        order = arrays.order_pairs(xp.where(ids < 0, xp.nan, keys), ids)[:, :k]
         return Best(arrays, arrays.along(keys, order), arrays.along(ids, order))
 
     def on(self, arrays: Arrays) -> Best:

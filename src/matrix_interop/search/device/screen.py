@@ -6,13 +6,17 @@ are they centred and cleaned (`careful`), which later blocks then begin with.  T
 left to the float64 pass.  The norms of rows come from a root that is squared again, 3 roundings more: d + 12 for d + 8,
 and 2 d + 20 for 2 d + 16.  Scores of squared L2 leave |x|**2 out, which is added in float64.  With e the relative part
 of the bound and v the part for underflow, e S**2 + v (1 + S) is at most e (S + sqrt(v / e))**2.  Norms are demanded
-to be below 2**56.5; in a careful search a row of squared L2 beyond that is left out if |x| + sqrt(t) < 2**55.
+to be below 2**56.5, and 2 |x| + sqrt(t) of squared L2 below 2**55; in a careful search a row of squared L2 whose norm
+is beyond that is left out.
 
-Queries and answers live where the rows do, or on the host if they are few (``home``).
+Queries and answers live where the rows do, or on the host if they are few (``home``).  Then all that the host needs
+comes there in one copy, once the device has found the candidates; nothing before that waits for the device.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +26,6 @@ from matrix_interop.search.device.arrays import Arrays
 from matrix_interop.search.device.best import Best, smallest
 from matrix_interop.search.device.exact import search_exactly
 from matrix_interop.search.device.measure import candidate_keys, unit
-from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind
 from matrix_interop.search.prepared import SAMPLE, placement
 
@@ -48,20 +51,23 @@ class Queries:
 
     ``native`` (q, d): the queries as they came, on the device ``source``.  What is worked out of them lives on
     ``arrays`` and is made when it is first asked for, so that a device that searches by ``native`` need not wait.
+    ``brought``: ``native`` on the host, once somebody has fetched it.
     """
 
     def __init__(self, arrays: Arrays, native: Any, source: Arrays) -> None:
         self.arrays = arrays
         self.native = native
         self.source = source
+        self.brought: np.ndarray | None = None
 
     @cached_property
     def _both(self) -> tuple[Any, Any]:
-        xp = self.arrays.xp
-        if self.arrays is self.source:
-            wide = self.arrays.astype(self.native, "float64")
-        else:
-            wide = widened(self.source.host(self.native))
+        arrays, native = self.arrays, self.native
+        xp = arrays.xp
+        if arrays is not self.source:
+            native = self.source.host(native) if self.brought is None else self.brought
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            wide = arrays.astype(native, "float64")
         usable = xp.all(xp.isfinite(wide), axis=1)
         return xp.where(usable[:, None], wide, 0.0), usable
 
@@ -90,18 +96,17 @@ class Queries:
 class _Prepared(NamedTuple):
     """``y`` (n, d) float32; ``offset`` (n,) float32 to add to products, or None.
 
-    ``radius``: no finite row of y has a larger norm, a float64 array.  ``sound``: a boolean array, False where the
+    ``largest``: no finite row of y has a larger squared norm, an array of one float32; above 2**113 or NaN where the
     scores say nothing.
     """
 
     y: Any
     offset: Any
-    radius: Any
-    sound: Any
+    largest: Any
 
 
 class Attempt(NamedTuple):
-    """A search that was started. ``flags``: for which queries it is proven, and last whether for any; None for all.
+    """A search that was started. ``answer`` gives what it found, and for which queries that is proven, or None for all.
 
     ``plain``: it was not a careful one.
     """
@@ -109,16 +114,13 @@ class Attempt(NamedTuple):
     screen: Screen
     queries: Queries
     best: Best
-    found: Best
-    flags: Any = None
+    answer: Callable[[], tuple[Best, np.ndarray | None]]
     plain: bool = False
 
     def settled(self) -> Best:
         """The answer, once it is proven, or found by other means."""
-        if self.flags is None:
-            return self.found
-        flags = self.queries.arrays.host(self.flags)
-        return self.found if flags.all() else self.screen.mended(self, flags)
+        found, proven = self.answer()
+        return found if proven is None or proven.all() else self.screen.mended(self, found, proven)
 
 
 class Screen:
@@ -150,31 +152,35 @@ class Screen:
         count, width = self.rows.shape
         wanted = candidates_for(best.keys.shape[1])
         screened = count > wanted and width and np.isfinite(self.relative)
-        if best.arrays is not self.arrays and (self.careful or not screened):
-            return Attempt(self, queries, best, self._there(queries, best))
-        if screened:
+        if screened and (best.arrays is self.arrays or not self.careful):
             with np.errstate(all="ignore"):  # what overflows here leaves a query unproven
-                return Attempt(self, queries, best, *self._screened(queries, best, wanted), plain=not self.careful)
-        found = self._exactly if count > wanted or not width else self._all
-        return Attempt(self, queries, best, found(queries, best))
+                return Attempt(self, queries, best, self._screened(queries, best, wanted), plain=not self.careful)
+        if best.arrays is not self.arrays:
+            found = self._there(queries, best)
+        else:
+            found = (self._exactly if count > wanted or not width else self._all)(queries, best)
+        return Attempt(self, queries, best, lambda: (found, None))
 
-    def mended(self, attempt: Attempt, flags: np.ndarray) -> Best:
+    def mended(self, attempt: Attempt, found: Best, proven: np.ndarray) -> Best:
         """The answer of an attempt where it is proven, and what a better way finds for the other queries."""
-        queries, best, found = attempt.queries, attempt.best, attempt.found
+        queries, best = attempt.queries, attempt.best
         if best.arrays is not self.arrays:
             return self._there(queries, best)
-        plain = attempt.plain
-        if plain and not self.careful and (not flags[-1] or self.far is not None):
+        if attempt.plain and not self.careful and (not self._sound() or self.far is not None):
             self.careful, self._made = True, None
-        again = self._again if plain and self.careful else self._exactly
-        if not flags[-1]:
+        again = self._again if attempt.plain and self.careful else self._exactly
+        if not proven.any():
             return again(queries, best)
-        rest = np.flatnonzero(~flags[:-1])
+        rest = np.flatnonzero(~proven)
         numbers = self.arrays.array(rest)
         better = again(queries.rows(numbers), best.rows(numbers))
-        place = np.arange(len(flags) - 1)
+        place = np.arange(len(proven))
         place[rest] = len(place) + np.arange(len(rest))
         return found.below(better).rows(self.arrays.array(place))
+
+    def _sound(self) -> bool:
+        """False where the scores of the block say nothing."""
+        return self._made is not None and bool(self.arrays.host(self._made.largest < _LARGE))
 
     def _again(self, queries: Queries, best: Best) -> Best:
         return self.begin(queries, best).settled()
@@ -194,38 +200,45 @@ class Screen:
 
     def _measured(self, queries: Queries, best: Best, places: Any) -> Best:
         """``best`` after the candidates ``places`` (q, K), ascending in each row."""
-        arrays, home, (count, wanted) = self.arrays, best.arrays, places.shape
+        concat, (count, wanted) = self.arrays.xp.concat, places.shape
         step = max(1, _ENTRIES // max(wanted * self.rows.shape[1], 1))
-        keys, missing = [], []
+        if step >= count:
+            return best.joined(*self._keys(self.arrays, queries.wide, places, self._rows(places)))
+        parts = []
         for start in range(0, count, step):
-            some = places if step >= count else places[start : start + step, :]
-            wide = queries.wide if step >= count else queries.wide[start : start + step, :]
-            rows = self._brought(home, arrays.rows(self.rows, arrays.xp.reshape(some, (-1,))))
-            rows = home.xp.reshape(home.astype(rows, "float64"), (*some.shape, self.rows.shape[1]))
-            key, none = candidate_keys(home, self.kind, wide, rows, bounded=self.bounded)
-            keys.append(key)
-            missing.append(none)
-        ids = self._brought(home, places) + self.number
-        if len(keys) > 1:
-            return best.joined(home.xp.concat(keys, axis=0), home.xp.where(home.xp.concat(missing, axis=0), -1, ids))
-        return best.joined(keys[0], home.xp.where(missing[0], -1, ids))
+            some = places[start : start + step, :]
+            parts.append(self._keys(self.arrays, queries.wide[start : start + step, :], some, self._rows(some)))
+        return best.joined(*(concat(found, axis=0) for found in zip(*parts, strict=True)))
 
-    def _screened(self, queries: Queries, best: Best, wanted: int) -> tuple[Best, Any]:
-        """The answer from ``wanted`` candidates, and the flags of the attempt."""
+    def _rows(self, places: Any) -> Any:
+        """The rows (q * K, d) at ``places`` (q, K)."""
+        return self.arrays.rows(self.rows, self.arrays.xp.reshape(places, (-1,)))
+
+    def _keys(self, home: Arrays, wide: Any, places: Any, rows: Any) -> tuple[Any, Any]:
+        """Keys and ids (q, K) of ``rows`` (q * K, d) at ``places`` (q, K), for queries ``wide`` (q, d)."""
+        rows = home.xp.reshape(home.astype(rows, "float64"), (*places.shape, rows.shape[1]))
+        keys, missing = candidate_keys(home, self.kind, wide, rows, bounded=self.bounded)
+        return keys, home.xp.where(missing, -1, places + self.number)
+
+    def _screened(self, queries: Queries, best: Best, wanted: int) -> Callable[[], tuple[Best, np.ndarray]]:
+        """Start to find ``wanted`` candidates. What comes back gives the answer from them, and where it is proven."""
         arrays, home = self.arrays, best.arrays
-        bound = (_SquaredBound if self.kind == "squared" else _ProductBound)(self, queries)
         made = self._made = self._made or (self._carefully() if self.careful else self._plainly())
+        bound = (_SquaredBound if self.kind == "squared" else _ProductBound)(self, queries)
         scores, places = smallest(arrays, arrays.scores(bound.x, made.y, made.offset), wanted)
-        scores, places = scores[:, -1], arrays.xp.sort(places, axis=1)
-        found = self._measured(queries, best, places)
-        left_out = bound.key(home.astype(self._brought(home, scores), "float64"))
-        radius = made.radius if self.kind == "squared" else self._brought(home, made.radius)
-        proven = bound.proves(left_out, found.keys[:, -1], radius) | ~queries.usable
-        sound = home.xp.reshape(self._brought(home, made.sound), (1,))
-        return found, home.xp.concat([proven, sound], axis=0)
+        if home is arrays:
+            found = self._measured(queries, best, arrays.xp.sort(places, axis=1))
+            proven = bound.proven(scores, found, made.largest)
+            return lambda: (found, arrays.host(proven))
+        fetched = arrays.fetching(places, scores, made.largest, queries.native, self._rows(places))
 
-    def _brought(self, home: Arrays, x: Any) -> Any:
-        return x if home is self.arrays else self.arrays.host(x)
+        def finished() -> tuple[Best, np.ndarray]:
+            places, scores, largest, queries.brought, rows = fetched()
+            with np.errstate(all="ignore"):
+                found = best.joined(*self._keys(home, queries.wide, places, rows))
+                return found, bound.proven(scores, found, largest)
+
+        return finished
 
     @property
     def centre(self) -> Any:
@@ -238,12 +251,9 @@ class Screen:
         y = arrays.astype(self.rows, "float32")
         norms = arrays.squared_norms(y)
         if self.kind == "cosine":
-            sane = xp.all((norms > 2.0**-80) & (norms < 2.0**80))
-            return _Prepared(y / xp.sqrt(norms)[:, None], None, arrays.full((), 1.05, "float64"), sane)
-        largest = xp.max(norms)
-        if self.kind == "squared":
-            return _Prepared(y, norms, None, largest < _LARGE)
-        return _Prepared(y, None, self._radius(largest), largest < _LARGE)
+            sane = (xp.min(norms) > 2.0**-80) & (xp.max(norms) < 2.0**80)
+            return _Prepared(y / xp.sqrt(norms)[:, None], None, xp.where(sane, arrays.full((), 1.11, "float32"), xp.nan))
+        return _Prepared(y, norms if self.kind == "squared" else None, xp.max(norms))
 
     def _carefully(self) -> _Prepared:
         """Centred if they lie far from the origin; rows that are not finite never score."""
@@ -259,15 +269,10 @@ class Screen:
         norms = arrays.squared_norms(y)
         fits = norms < _LARGE
         y = xp.where(fits[:, None], y, 0.0)
-        norms = xp.where(fits, norms, 0.0)
-        offset = xp.where(finite & fits, norms if self.kind == "squared" else 0.0 * norms, xp.inf)
-        sound = arrays.full((), True, "bool") if self.kind == "squared" else xp.all(fits)
-        return _Prepared(y, offset, self._radius(xp.max(norms)), sound)
-
-    def _radius(self, largest: Any) -> Any:
-        """The largest norm, from squares that are themselves rounded by at most (d + 3) 2**-24 of their value."""
-        wide = self.arrays.astype(largest, "float64")
-        return self.arrays.xp.sqrt(wide * (1 + (self.rows.shape[1] + 8) * 2.0**-23))
+        if self.kind == "squared":
+            norms = xp.where(fits, norms, 0.0)
+            return _Prepared(y, xp.where(finite & fits, norms, xp.inf), xp.max(norms))
+        return _Prepared(y, xp.where(finite & fits, 0.0 * norms, xp.inf), xp.max(norms))
 
     @cached_property
     def far(self) -> np.ndarray | None:
@@ -280,68 +285,56 @@ class Screen:
 
 
 class _SquaredBound:
-    """Scores of squared L2 as keys, and their error, each (q,). ``x`` (q, d) float32: what is multiplied with rows."""
+    """Says of squared L2 what scores prove. ``x`` (q, d) float32, on the device: what is multiplied with the rows."""
 
     def __init__(self, screen: Screen, queries: Queries) -> None:
-        self.xp = queries.arrays.xp
-        self.careful = screen.careful
         self.relative = screen.relative
         self.queries = queries
         self.centre = screen.centre
-        if queries.arrays is queries.source:
-            self.x = queries.arrays.astype(self._moved(), "float32") * -2.0
-        else:  # few queries: those that are not finite may find anything
-            self.x = queries.source.astype(queries.native, "float32") * -2.0
+        # Queries that are not finite may find anything.
+        moved = queries.native if self.centre is None else queries.wide - self.centre
+        self.x = queries.source.astype(moved, "float32") * -2.0
+        self.under = math.sqrt(self.x.shape[1] * _UNDERFLOW / self.relative)
 
-    def _moved(self) -> Any:
-        return self.queries.wide if self.centre is None else self.queries.wide - self.centre
+    def proven(self, scores: Any, found: Best, largest: Any) -> Any:
+        """Mask (q,): no row whose score is the last of ``scores`` (q, K) or more can be as near as the last found.
 
-    @cached_property
-    def own(self) -> Any:
-        """|x|**2."""
-        moved = self._moved()
-        return self.xp.sum(moved * moved, axis=1)
-
-    def key(self, scores: Any) -> Any:
-        return scores + self.own
-
-    def proves(self, left_out: Any, last: Any, radius: Any) -> Any:
-        """Whether no row whose score says ``left_out`` or more can be as near as ``last``."""
-        del radius
-        under = float(np.sqrt(self.x.shape[1] * _UNDERFLOW / self.relative))
-        reach = 2.002 * self.xp.sqrt(self.own) + 1.001 * self.xp.sqrt(last)
-        proven = left_out - self.relative * (reach + under) ** 2 > last
-        return proven & (reach < _NEAR if self.careful else self.own < _LARGE)
+        ``largest``: the largest squared norm of a row.  Queries that are not finite need no proof.
+        """
+        queries, home, last = self.queries, found.arrays, found.keys[:, -1]
+        moved = queries.wide if self.centre is None else queries.wide - self.centre
+        own = home.xp.sum(moved * moved, axis=1)
+        left_out = home.astype(scores[:, -1], "float64") + own
+        reach = 2.002 * home.xp.sqrt(own) + 1.001 * home.xp.sqrt(last)
+        proven = left_out - self.relative * (reach + self.under) ** 2 > last
+        return proven & (reach < _NEAR) & (largest < _LARGE) | ~queries.usable
 
 
 class _ProductBound:
     """The same for products and cosine."""
 
     def __init__(self, screen: Screen, queries: Queries) -> None:
-        arrays, xp = queries.arrays, queries.arrays.xp
-        wide, cosine = queries.wide, screen.kind == "cosine"
-        directions = unit(xp, wide)
-        self.cosine = cosine
+        source = queries.source
+        self.cosine = screen.kind == "cosine"
         self.relative = screen.relative
-        x = -arrays.astype(directions, "float32")
-        self.x = x if arrays is queries.source else queries.source.array(x)
+        self.queries = queries
+        self.centre = screen.centre
+        self.directions = unit(source.xp, queries.on(source).wide)
+        self.x = -source.astype(self.directions, "float32")
+
+    def proven(self, scores: Any, found: Best, largest: Any) -> Any:
+        """As above."""
+        queries, home, last, width = self.queries, found.arrays, found.keys[:, -1], self.x.shape[1]
+        xp, wide, one, far = home.xp, queries.wide, float(self.cosine), 0.0
         length = xp.sqrt(xp.sum(wide * wide, axis=1))
-        self.weight = arrays.astype(length > 0, "float64") if cosine else length
-        self.shift: Any = 1.0 if cosine else 0.0
-        self.far: Any = 0.0
-        if screen.centre is not None:
-            self.far = xp.sqrt(xp.sum(screen.centre * screen.centre))
-            self.shift = self.shift - xp.sum((directions if cosine else wide) * screen.centre, axis=1)
-
-    def key(self, scores: Any) -> Any:
-        return scores * self.weight + self.shift
-
-    def proves(self, left_out: Any, last: Any, radius: Any) -> Any:
-        """As above; no norm is larger than ``radius``."""
-        width = self.x.shape[1]
-        error = self.weight * (
-            self.relative * radius
-            + 8 * (width + 8) * _U64 * (radius + self.far + (1.0 if self.cosine else 0.0))
-            + width * _UNDERFLOW * (2 + radius)
+        weight = home.astype(length > 0, "float64") if self.cosine else length
+        left_out = home.astype(scores[:, -1], "float64") * weight + one
+        if self.centre is not None:
+            far = xp.sqrt(xp.sum(self.centre * self.centre))
+            left_out = left_out - xp.sum((self.directions if self.cosine else wide) * self.centre, axis=1)
+        # The norm comes from a square that is itself rounded, by at most (d + 3) 2**-24 of its value.
+        radius = xp.sqrt(home.astype(largest, "float64") * (1 + (width + 8) * 2.0**-23))
+        error = weight * (
+            self.relative * radius + 8 * (width + 8) * _U64 * (radius + far + one) + width * _UNDERFLOW * (2 + radius)
         )
-        return left_out - error > last
+        return (left_out - error > last) & (largest < _LARGE) | ~queries.usable

@@ -197,8 +197,8 @@ def result_of(
     """
     home, dtype = best.arrays, "float32" if short else "float64"
     xp = home.xp
-    ids = xp.where(usable[:, None], best.ids, -1)
-    keys = xp.where(usable[:, None], best.keys, xp.inf)
+    usable = usable[:, None]
+    ids, keys = xp.where(usable, best.ids, -1), xp.where(usable, best.keys, xp.inf)
     if metric == "euclidean":
         keys = xp.sqrt(keys)
     elif metric == "inner_product":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,12 @@ __all__ = ["TorchArrays"]
 
 #: The driver has taken a copy of so many bytes when it returns: nobody needs to wait.
 _TAKEN: Final = 64 << 10
+
+
+@cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))
+
 
 _lock = threading.Lock()
 _searching = 0
@@ -58,6 +64,21 @@ class TorchArrays(Arrays):
         found: np.ndarray = (x.float() if x.dtype is torch.bfloat16 else x).cpu().numpy()
         return found
 
+    def fetching(self, *parts: Any) -> Callable[[], list[np.ndarray]]:
+        """As bytes side by side, in one copy."""
+        plain = [(part.float() if part.dtype is torch.bfloat16 else part).contiguous() for part in parts]
+        # An axis of length 1 may have any stride, of which `view` would complain.
+        packed = torch.cat([part.as_strided((part.numel(),), (1,)).view(torch.uint8) for part in plain])
+
+        def fetched() -> list[np.ndarray]:
+            data, start, found = packed.cpu().numpy(), 0, []
+            for part in plain:
+                found.append(np.ndarray(part.shape, _numpy_type(part.dtype), data, start))
+                start += part.nbytes
+            return found
+
+        return fetched
+
     def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
         return torch.full(shape, value, dtype=getattr(torch, dtype), device=self._where)
 
@@ -65,7 +86,8 @@ class TorchArrays(Arrays):
         return torch.arange(start, stop, device=self._where)
 
     def astype(self, x: Any, dtype: str) -> Any:
-        return x.to(getattr(torch, dtype))
+        kind = getattr(torch, dtype)
+        return x if x.dtype is kind else x.to(kind)
 
     def rows(self, x: Any, numbers: Any) -> Any:
         return x[numbers]
