@@ -285,27 +285,29 @@ def test_a_block_goes_to_memory_that_nobody_uses_any_more(device: SimulatedRunti
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["used up", "left early"])
-def test_the_thread_that_sends_blocks_ends(
-    device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch, left: bool
+def test_the_thread_that_reads_a_file_ahead_ends(
+    device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: bool
 ) -> None:
     """It does so with the iteration."""
-    senders: list[ThreadPoolExecutor] = []
+    readers: list[ThreadPoolExecutor] = []
 
     class Noted(ThreadPoolExecutor):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            senders.append(self)
+            readers.append(self)
 
     monkeypatch.setattr("matrix_interop.rows.ThreadPoolExecutor", Noted)
-    blocks = from_tensor(numbers()).blocks(30, device="ext:0")
-    next(blocks)
-    blocks.close() if left else list(blocks)  # type: ignore[attr-defined]
-    with pytest.raises(RuntimeError, match="shutdown"):
-        senders[0].submit(int)
+    np.save(tmp_path / "a.npy", numbers())
+    with open_rows(tmp_path / "a.npy") as source:
+        blocks = blocks_of(source, 30, device="ext:0")
+        next(blocks)
+        blocks.close() if left else list(blocks)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="shutdown"):
+            readers[0].submit(int)
 
 
 def test_a_block_that_cannot_be_sent(device: SimulatedRuntime) -> None:
-    """The error of the thread that sends comes out of the iteration."""
+    """The error comes out of the iteration."""
     m = from_tensor(numbers())
     list(m.blocks(30, device="ext:0"))
     device.fail("copy", DeviceUnavailableError("the cable is out"), after=2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, Final, cast
 
@@ -21,8 +21,8 @@ from matrix_interop.reasons import Reason
 from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer.files import will_need
-from matrix_interop.transfer.lanes import finish, upload
-from matrix_interop.transfer.streams import side_stream
+from matrix_interop.transfer.lanes import upload
+from matrix_interop.transfer.streams import follow, side_stream
 from matrix_interop.view import TensorView
 
 __all__ = ["RowReader", "blocks_of"]
@@ -129,10 +129,10 @@ def blocks_of(
         target, device = destination(view, which, None, device)
         made = plan_for(view, target, device=device)
         if view.device.is_host and not made.device.is_host:
-            if isinstance(source, Matrix):
-                header = source._view.header
-                return _sent_ahead(lambda part: header[_index(part)], rows, size, view.dtype, target, made.device)
-            return _sent_ahead(lambda part: _read(source, part), rows, size, view.dtype, target, made.device)
+            pieces = list(_cut(rows, size))
+            parts = _read_ahead(source, pieces) if matrix is None else (view.header[_index(part)] for part in pieces)
+            shapes = ((len(part), view.shape[1]) for part in pieces)
+            return _sent(parts, shapes, view.dtype, target, made.device)
     if matrix is None:
         return (_converted(from_tensor(_read(source, part)), device, framework) for part in _cut(rows, size))
     if not view.device.is_host and made is not None and made.device.is_host:
@@ -171,83 +171,76 @@ def _read(source: Any, rows: Rows) -> np.ndarray:
     return np.asarray(source.take(np.asarray(rows)))
 
 
-# Onto a device, one block ahead ----------------------------------------------------------------------
-def _sent_ahead(
-    read: Callable[[Rows], np.ndarray],
-    rows: Rows,
-    size: int,
+# Onto a device ---------------------------------------------------------------------------------------
+def _sent(
+    parts: Iterator[np.ndarray],
+    shapes: Iterable[tuple[int, int]],
     dtype: np.dtype[Any],
     target: Framework,
     device: Device,
 ) -> Iterator[Matrix]:
-    """Blocks on a device: while the caller works with one, the next is read and sent."""
-    ahead: deque[_Sending] = deque()
-    # One thread for all blocks: the copiers that torch starts stay with the thread that they serve.
-    sender = ThreadPoolExecutor(1, "matrix-interop blocks")
+    """``parts`` on a device, each sent when the caller asks for it: what was queued for the one before runs meanwhile.
+
+    The caller's thread sends them. Threads that copy stay with the thread that they serve, so another one would bring
+    a second set of them, and both would wait for each other's processors.
+    """
+    coming: deque[_Arrival] = deque()
     try:
-        for part in _cut(rows, size):
-            ahead.append(_Sending(read, part, dtype, target, device, sender))
-            if len(ahead) > 1:
-                yield ahead.popleft().matrix()
-        while ahead:
-            yield ahead.popleft().matrix()
+        for shape in shapes:
+            coming.append(_Arrival(shape, dtype.newbyteorder("="), target, device))
+            if len(coming) > 1:
+                rows = next(parts)
+                yield coming.popleft().matrix(rows)
+        for rows in parts:
+            yield coming.popleft().matrix(rows)
     finally:
-        for sending in ahead:
-            sending.drain()
-        sender.shutdown()
+        for arrival in coming:
+            arrival.drop()
 
 
-class _Sending:
-    """A block on its way to a device, read and sent by the thread of ``sender`` once the ones before are sent."""
+class _Arrival:
+    """Device memory for a block that is still to come."""
 
-    def __init__(
-        self,
-        read: Callable[[Rows], np.ndarray],
-        rows: Rows,
-        dtype: np.dtype[Any],
-        target: Framework,
-        device: Device,
-        sender: ThreadPoolExecutor,
-    ) -> None:
-        self._read = read
-        self._rows = rows
-        self._dtype = dtype.newbyteorder("=")
+    def __init__(self, shape: tuple[int, int], dtype: np.dtype[Any], target: Framework, device: Device) -> None:
         self._target = target
         self._device = device
+        self._dtype = dtype
         self._runtime = get_runtime(device.type)
-        columns = read(rows[:0]).shape[1]
         # Made before the caller works with the block before this one, so that the bus need not wait for that work.
-        self._native = target.empty((len(rows), columns), self._dtype, device)
-        self._raw = target.view(self._native)
+        self._native = target.empty(shape, dtype, device)
         self._ready = self._runtime.record(target.current_stream(device), device.index)
-        self._sent = sender.submit(copy_context().run, self._send)
 
-    def _send(self) -> int:
-        """Read and send; the event after which the block is there."""
-        runtime, ordinal = self._runtime, self._device.index
+    def matrix(self, rows: np.ndarray) -> Matrix:
+        """The block with these rows, ready on the current stream of its framework."""
+        runtime, ordinal, target = self._runtime, self._device.index, self._target
+        raw, current = target.view(self._native), target.current_stream(self._device)
         with side_stream(runtime, ordinal) as stream:
             try:
                 runtime.wait(stream, self._ready, ordinal)
             finally:
-                runtime.release(self._ready)
-            upload(self._read(self._rows), self._raw.pointer, self._dtype, self._device, stream)
-            return runtime.record(stream, ordinal)
+                self.drop()
+            try:
+                upload(rows, raw.pointer, self._dtype, self._device, stream)
+            finally:  # after an error, too, nobody gets the memory before what is under way
+                follow(runtime, ordinal, current, stream)
+        record_copy(raw.nbytes, Reason.DEVICE, f"block of {len(rows)} rows moved to {self._device}")
+        return from_tensor(target.written(self._native, current, self._device))
 
-    def matrix(self) -> Matrix:
-        """The block, ready on the current stream of its framework."""
-        sent = self._sent.result()
-        current = self._target.current_stream(self._device)
-        try:
-            self._runtime.wait(current, sent, self._device.index)
-        finally:
-            self._runtime.release(sent)
-        record_copy(self._raw.nbytes, Reason.DEVICE, f"block of {len(self._rows)} rows moved to {self._device}")
-        return from_tensor(self._target.written(self._native, current, self._device))
+    def drop(self) -> None:
+        """Nobody waits for the memory any more."""
+        self._runtime.release(self._ready)
 
-    def drain(self) -> None:
-        """Nobody wants the block: its memory goes back once nothing is written there."""
-        if self._sent.exception() is None:
-            finish(self._runtime, self._sent.result())
+
+def _read_ahead(source: Any, parts: Iterable[Rows]) -> Iterator[np.ndarray]:
+    """Rows of a row source, the next ones read while the caller works with the last."""
+    with ThreadPoolExecutor(1, "matrix-interop rows") as reader:
+        coming: deque[Future[np.ndarray]] = deque()
+        for part in parts:
+            coming.append(reader.submit(copy_context().run, _read, source, part))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 # Which rows ------------------------------------------------------------------------------------------

@@ -91,11 +91,8 @@ NOTICED_BY = {
     "test_a_probe_waits_for_the_device",
     "memory/waiting.py:Waiting.wait:synchronize": "tests/memory/test_arena.py::"
     "test_at_the_limit_it_waits_for_pending_blocks",
-    "rows.py:_sent_ahead:drain": _ROWS + "test_a_block_left_early_is_not_written_later",
-    "rows.py:_sent_ahead:shutdown": _ROWS + "test_the_thread_that_sends_blocks_ends",
-    "rows.py:_Sending._send:wait": _ROWS + "test_a_block_goes_to_memory_that_nobody_uses_any_more",
-    "rows.py:_Sending.matrix:wait": _ROWS + "test_blocks_are_ready_on_the_current_stream",
-    "rows.py:_Sending.drain:finish": _ROWS + "test_a_block_left_early_is_not_written_later",
+    "rows.py:_Arrival.matrix:wait": _ROWS + "test_a_block_goes_to_memory_that_nobody_uses_any_more",
+    "rows.py:_Arrival.matrix:follow": _ROWS + "test_blocks_are_ready_on_the_current_stream",
     "search/cuvs.py:CuvsIndex._handle:synchronize": _CUVS + "test_layouts_become_dense_rows",
     "search/cuvs.py:CuvsIndex._handle:sync": _CUVS + "test_memory_outlives_a_failed_search",
     "transfer/ahead.py:read_ahead:finish": _ROWS + "test_a_reader_left_early_has_nothing_written_later",
