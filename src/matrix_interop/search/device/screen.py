@@ -252,7 +252,9 @@ class Screen:
         norms = arrays.squared_norms(y)
         if self.kind == "cosine":
             sane = (xp.min(norms) > 2.0**-80) & (xp.max(norms) < 2.0**80)
-            return _Prepared(y / xp.sqrt(norms)[:, None], None, xp.where(sane, arrays.full((), 1.11, "float32"), xp.nan))
+            return _Prepared(
+                y / xp.sqrt(norms)[:, None], None, xp.where(sane, arrays.full((), 1.11, "float32"), xp.nan)
+            )
         return _Prepared(y, norms if self.kind == "squared" else None, xp.max(norms))
 
     def _carefully(self) -> _Prepared:
