@@ -94,6 +94,15 @@ def test_the_source_may_change_at_once(device: SimulatedRuntime) -> None:
     assert [row[0] for row in values(builder)] == [float(number) for number in range(5) for _ in range(128)]
 
 
+def test_rows_that_the_device_still_reads_are_left_alone(device: SimulatedRuntime) -> None:
+    """Two buffers take turns: each is filled again once the device has read it, however late that is."""
+    builder = MatrixBuilder(16, device="ext:0", capacity=640)
+    device.launch(lambda: None, ordinal=0, stream=lateframe.current_stream(0), ticks=200)
+    for row in numbers(640):
+        builder.append(row)
+    assert values(builder) == numbers(640).tolist()
+
+
 def test_device_rows_come_after_the_kernels_that_make_them(device: SimulatedRuntime) -> None:
     """Rows of a device tensor are those that its stream leaves; its memory may be reused at once."""
     builder = MatrixBuilder(16, device="ext:0", capacity=400)

@@ -15,10 +15,13 @@ from matrix_interop.exchange.convert import copy_to, place_of
 from matrix_interop.frameworks.registry import Framework, device_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import Matrix, from_tensor
-from matrix_interop.memory import Region
+from matrix_interop.memory import Region, default_arena, is_pinned
 from matrix_interop.reasons import Reason
+from matrix_interop.runtime import get_runtime
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import copy_values_in_pool
+from matrix_interop.transfer.lanes import Mark, address_of, finish, upload
+from matrix_interop.transfer.streams import follow
 from matrix_interop.view import TensorView, describe
 
 __all__ = ["MatrixBuilder"]
@@ -258,6 +261,7 @@ class MatrixBuilder:
         store = self._filling
         assert isinstance(store, _DeviceRows)  # noqa: S101 - for the type checker
         store.flush(self._at)
+        self._rows = store.rows
         self._at = self._checked = self._room = 0
 
     def _check_written(self, stop: int) -> None:
@@ -308,11 +312,9 @@ class _HostRows:
 
 
 class _DeviceRows:
-    """Rows in device memory, before it a buffer for those that come one by one."""
+    """Rows in device memory, before it two buffers for those that come one by one: one is filled, one is sent."""
 
     def __init__(self, dim: int, dtype: np.dtype[Any], capacity: int | None, target: Framework, device: Device) -> None:
-        from matrix_interop.runtime import get_runtime
-
         self._dim = dim
         self._dtype = dtype
         self._target = target
@@ -325,7 +327,10 @@ class _DeviceRows:
         self.most = max(1, _BLOCK // max(1, self._row_bytes))
         if capacity is not None:
             self.most = min(self.most, capacity)
-        self.rows = np.empty((self.most, dim), dtype)
+        self.rows = default_arena().result((self.most, dim), dtype)
+        #: The other buffer, and when the device has read it.
+        self._other: np.ndarray | None = None
+        self._read: Mark | None = None
         #: Rows that are on the device, or on their way.
         self.sent = 0
 
@@ -333,16 +338,23 @@ class _DeviceRows:
         return self.most
 
     def flush(self, count: int) -> None:
-        """Send the first ``count`` rows of the buffer."""
-        if count:
+        """Send the first ``count`` rows of the buffer, and fill the other one from now on."""
+        if count and not is_pinned(self.rows):
             self.send(TensorView.of(self.rows[:count], "numpy"))
+        elif count:
+            runtime, ordinal, nbytes = self._runtime, self._device.index, count * self._row_bytes
+            address = self._room_for(count)
+            runtime.copy(address, address_of(self.rows), nbytes, ordinal=ordinal, stream=self._stream)
+            read = Mark(runtime, runtime.record(self._stream, ordinal))
+            if self._read is not None:
+                self._read.synchronize()
+            other = default_arena().result(self.rows.shape, self._dtype) if self._other is None else self._other
+            self.rows, self._other, self._read = other, self.rows, read
+            self._sent(count)
 
     def send(self, view: TensorView) -> None:
         """Send rows from host or device memory behind those that are there."""
-        from matrix_interop.transfer.lanes import finish, upload
-
-        self._have(self.sent + len(view))
-        address = self._raw.pointer + self.sent * self._row_bytes
+        address = self._room_for(len(view))
         if view.device.is_host:
             source = view.header
             if view.pending is not None:
@@ -356,13 +368,19 @@ class _DeviceRows:
             self._runtime.copy(address, moved._view.pointer, nbytes, ordinal=self._device.index, stream=self._stream)
             # Not every framework can be told that another stream still reads its memory.
             finish(self._runtime, self._runtime.record(self._stream, self._device.index))
-        record_copy(len(view) * self._row_bytes, Reason.REQUESTED, f"rows added to a builder on {self._device}")
-        self.sent += len(view)
+        self._sent(len(view))
+
+    def _sent(self, count: int) -> None:
+        record_copy(count * self._row_bytes, Reason.REQUESTED, f"rows added to a builder on {self._device}")
+        self.sent += count
+
+    def _room_for(self, count: int) -> int:
+        """Where so many rows more are to lie on the device."""
+        self._have(self.sent + count)
+        return self._raw.pointer + self.sent * self._row_bytes
 
     def _have(self, count: int) -> None:
         """Have memory for so many rows: twice what there was, if need be, so that rows are seldom copied again."""
-        from matrix_interop.transfer.lanes import finish
-
         held = self._raw.shape[0]
         if count <= held:
             return
@@ -376,14 +394,10 @@ class _DeviceRows:
         self._native, self._raw = native, raw
 
     def _follow(self, stream: int) -> None:
-        from matrix_interop.transfer.streams import follow
-
         if stream != self._stream:
             follow(self._runtime, self._device.index, self._stream, stream)
 
     def finish(self, count: int) -> Matrix:
-        from matrix_interop.transfer.streams import follow
-
         self.flush(count)
         current = self._target.current_stream(self._device)
         if current != self._stream:

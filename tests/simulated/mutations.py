@@ -59,6 +59,7 @@ _WAITS = "tests/exchange/test_waits.py::"
 #: Waits, each with a test that fails without it.
 NOTICED_BY = {
     "builder.py:_HostRows.finish:finish": _BUILDER + "test_pages_of_the_host_beyond_the_end_go_back",
+    "builder.py:_DeviceRows.flush:synchronize": _BUILDER + "test_rows_that_the_device_still_reads_are_left_alone",
     "builder.py:_DeviceRows.send:_follow": _BUILDER + "test_device_rows_come_after_the_kernels_that_make_them",
     "builder.py:_DeviceRows.send:finish": _BUILDER + "test_device_rows_come_after_the_kernels_that_make_them",
     "builder.py:_DeviceRows._have:_follow": _BUILDER + "test_rows_go_to_memory_that_nobody_uses_any_more",
@@ -111,7 +112,7 @@ NOTICED_BY = {
     "transfer/lanes.py:download:wait": _LANES + "test_download",
     "transfer/lanes.py:_in_background.work:wait": _LANES + "test_early_return_into_pageable_memory",
     "transfer/lanes.py:_in_background.end:wait": _LANES + "test_early_return_into_pageable_memory",
-    "transfer/lanes.py:_Mark.synchronize:synchronize": _LANES + "test_pinned_memory_is_moved_as_it_lies",
+    "transfer/lanes.py:Mark.synchronize:synchronize": _LANES + "test_pinned_memory_is_moved_as_it_lies",
     "transfer/lanes.py:finish:synchronize": _LANES + "test_download_comes_after_its_stream",
     "transfer/lanes.py:_Move.receive_at_once:finish": _MOVES + "test_a_small_matrix_that_the_driver_stages",
     "transfer/lanes.py:_Move.run:follow": _LANES + "test_upload_is_ordered_on_its_stream",

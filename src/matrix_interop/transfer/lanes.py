@@ -33,7 +33,7 @@ from matrix_interop.transfer.settings import Setting, engine_of_lanes, engine_of
 from matrix_interop.transfer.staging import staging_of
 from matrix_interop.transfer.streams import follow, side_stream
 
-__all__ = ["download", "start_download", "upload"]
+__all__ = ["Mark", "download", "start_download", "upload"]
 
 #: Streams up to this one are names. Each call that uses one looks it up, and the per-thread one is another elsewhere.
 _LAST_NAMED: Final = 2
@@ -94,7 +94,7 @@ def start_download(
         move.receive_at_once()
         return Transfer(out)
     if move.needs_no_staging():
-        mark = _Mark(move.runtime, move.enqueue_whole(to_device=False))
+        mark = Mark(move.runtime, move.enqueue_whole(to_device=False))
         return Transfer(out, mark.query, mark.synchronize, keep)
     if early:
         return _in_background(move, out, keep)
@@ -129,7 +129,7 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
     return Transfer(out, over.is_set, end, keep)
 
 
-class _Mark:
+class Mark:
     """An event that goes back to its runtime with its last user: a transfer may be dropped before it is done."""
 
     __slots__ = ("_event", "_runtime")
