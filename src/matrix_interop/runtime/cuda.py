@@ -92,6 +92,8 @@ class CudaRuntime:
         self._events: dict[int, tuple[Any, deque[int]]] = {}
         self._streams: dict[int, Any] = {}
         self._linked: set[tuple[int, int]] = set()
+        #: Ordinal -> whether it reads pageable memory as it lies: asked at each move.
+        self._coherent: dict[int, bool] = {}
         names = api.CUpointer_attribute
         self._facts = [
             names.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -154,7 +156,11 @@ class CudaRuntime:
         return int(free), int(total)
 
     def reads_pageable(self, ordinal: int) -> bool:
-        return self.attribute(ordinal, "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES") == 1
+        known = self._coherent.get(ordinal)
+        if known is None:
+            known = self.attribute(ordinal, "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES") == 1
+            self._coherent[ordinal] = known
+        return known
 
     def virtual_memory(self, ordinal: int) -> CudaVirtualMemory | None:
         supported = self.attribute(ordinal, "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") == 1
