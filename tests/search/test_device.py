@@ -89,6 +89,23 @@ def test_few_queries_are_finished_on_the_host_alike(monkeypatch: pytest.MonkeyPa
         assert np.array_equal(found[0].distances, found[1].distances)
 
 
+def test_few_queries_wait_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host needs of a block comes in one copy, whatever the types and layouts are."""
+    arrays = arrays_of("torch", CPU)
+    copies: list[Any] = []
+    whole = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: copies.append(x) or whole(x))
+    base, queries = torch.from_numpy(rows(4000, 48)), torch.from_numpy(rows(2, 48, 1))
+    for metric in METRICS:
+        search(queries, base, 9, metric=metric)
+    assert len(copies) == len(METRICS)
+    parts = [torch.arange(7)[::3], torch.tensor(True), base[:3, ::5], base[:1, -1:], base[:2].bfloat16(), base[:0]]
+    fetched = arrays.fetching(*parts)()
+    assert len(copies) == len(METRICS) + 1
+    for part, found in zip(parts, fetched, strict=True):
+        assert np.array_equal(found, (part.float() if part.dtype is torch.bfloat16 else part).numpy())
+
+
 def test_blocks_of_many_kinds_are_numbered_through() -> None:
     """A list of blocks of several dtypes is one base."""
     base = rows(900, 8, 0, "i1")
@@ -157,8 +174,8 @@ def test_smallest(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(found, np.sort(scores, axis=1)[:, :k])
 
 
-def test_tf32_is_off_for_as_long_as_any_search_runs() -> None:
-    """Searches that overlap restore the process's setting once the last one is over."""
+def test_tf32_is_off_for_as_long_as_anybody_multiplies() -> None:
+    """Searches that multiply at once restore the process's setting once the last one has."""
     from matrix_interop.search.device import torch as module
 
     matmul: Any = torch.backends.cuda.matmul

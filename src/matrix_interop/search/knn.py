@@ -63,7 +63,7 @@ def knn(
     ``engine``: on the host "faiss", "numpy", "torch" or "jax" finds the candidates; None: FAISS where it is installed,
     else NumPy.  On a device "torch" or "jax"; None: torch for its own memory, CuPy's and what comes from the host, JAX
     for its own, else the array API of who owns the memory.  It changes how long a search takes, not what it finds.
-    While torch searches on a device, the process multiplies float32 there at full precision, without TF32.
+    While torch multiplies for a search on a device, the process does so at full precision, without TF32.
 
     Raises ValueError for ``k`` < 1, an unknown metric or engine; `UnsupportedLayoutError` where the
     numbers of columns differ; `UnsupportedDtypeError` for complex numbers and integers beyond 2**53;

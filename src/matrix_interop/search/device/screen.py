@@ -26,6 +26,7 @@ from matrix_interop.search.device.arrays import Arrays
 from matrix_interop.search.device.best import Best, smallest
 from matrix_interop.search.device.exact import search_exactly
 from matrix_interop.search.device.measure import candidate_keys, unit
+from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind
 from matrix_interop.search.prepared import SAMPLE, placement
 
@@ -62,12 +63,11 @@ class Queries:
 
     @cached_property
     def _both(self) -> tuple[Any, Any]:
-        arrays, native = self.arrays, self.native
-        xp = arrays.xp
-        if arrays is not self.source:
-            native = self.source.host(native) if self.brought is None else self.brought
-        with np.errstate(invalid="ignore"):  # signalling NaNs
-            wide = arrays.astype(native, "float64")
+        arrays, xp = self.arrays, self.arrays.xp
+        if arrays is self.source:
+            wide = arrays.astype(self.native, "float64")
+        else:
+            wide = widened(self.source.host(self.native) if self.brought is None else self.brought)
         usable = xp.all(xp.isfinite(wide), axis=1)
         return xp.where(usable[:, None], wide, 0.0), usable
 

@@ -208,7 +208,7 @@ def result_of(
             return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
         distances = home.astype(keys, "float32" if narrow else dtype)
     whole = "int32" if narrow else "int64"
-    valid = home.astype(xp.sum(home.astype(ids >= 0, "int64"), axis=1), whole)
+    valid = home.astype(xp.sum(ids >= 0, axis=1), whole)
     parts: Any = home.astype(ids, whole), distances, valid
     if home is not arrays:
         parts = tuple(arrays.array(part) for part in parts)

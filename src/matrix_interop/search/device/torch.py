@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -25,36 +26,33 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 _lock = threading.Lock()
-_searching = 0
+_multiplying = 0
 _precision = "ieee"
 
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """No TF32 while any search runs. The switch is one for the process, so the last search restores it."""
-    global _searching, _precision  # noqa: PLW0603
+    """No TF32 while anybody multiplies here. The switch is one for the process, so the last one restores it."""
+    global _multiplying, _precision  # noqa: PLW0603
     matmul: Any = torch.backends.cuda.matmul
     name, full = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
     with _lock:
-        if not _searching:
+        if not _multiplying:
             _precision = getattr(matmul, name)
             if _precision != full:
                 setattr(matmul, name, full)
-        _searching += 1
+        _multiplying += 1
     try:
         yield
     finally:
         with _lock:
-            _searching -= 1
-            if not _searching and _precision != full:
+            _multiplying -= 1
+            if not _multiplying and _precision != full:
                 setattr(matmul, name, _precision)
 
 
 class TorchArrays(Arrays):
     """Also for CuPy, whose memory torch shares."""
-
-    def context(self) -> AbstractContextManager[None]:
-        return _full_precision()
 
     def array(self, values: np.ndarray) -> Any:
         there = torch.from_numpy(np.ascontiguousarray(values))
@@ -69,13 +67,12 @@ class TorchArrays(Arrays):
         plain = [(part.float() if part.dtype is torch.bfloat16 else part).contiguous() for part in parts]
         # An axis of length 1 may have any stride, of which `view` would complain.
         packed = torch.cat([part.as_strided((part.numel(),), (1,)).view(torch.uint8) for part in plain])
+        starts = [0, *accumulate(part.nbytes for part in plain)]
+        places = [(part.shape, _numpy_type(part.dtype), start) for part, start in zip(plain, starts, strict=False)]
 
         def fetched() -> list[np.ndarray]:
-            data, start, found = packed.cpu().numpy(), 0, []
-            for part in plain:
-                found.append(np.ndarray(part.shape, _numpy_type(part.dtype), data, start))
-                start += part.nbytes
-            return found
+            data = packed.cpu().numpy()
+            return [np.ndarray(shape, dtype, data, start) for shape, dtype, start in places]
 
         return fetched
 
@@ -102,10 +99,10 @@ class TorchArrays(Arrays):
         return torch.linalg.vector_norm(y, dim=1).square_()  # in one pass, without the matrix of squares
 
     def scores(self, x: Any, y: Any, offset: Any) -> Any:
-        if len(x) == 1:  # GEMV reads the rows once, at the speed of the memory
-            row = torch.mv(y, x[0]) if offset is None else torch.addmv(offset, y, x[0])
-            return row[None]
-        return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T)
+        with _full_precision():
+            if len(x) == 1:  # GEMV reads the rows once, at the speed of the memory
+                return (torch.mv(y, x[0]) if offset is None else torch.addmv(offset, y, x[0]))[None]
+            return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T)
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
         found: tuple[Any, Any] = torch.topk(scores, k, dim=1, largest=False)
