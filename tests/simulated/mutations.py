@@ -131,6 +131,7 @@ NOTICED_BY = {
 EQUIVALENT = {
     "frameworks/jax.py:JaxFramework.empty:block_until_ready": "whoever writes to new memory looks at it first, by the "
     "adapter's `view`, which has the legacy stream wait for an array that is not ready",
+    "transfer/lanes.py:_trial.measure:stream_synchronize": "it tells seconds only, and freeing waits for the copies",
 }
 #: Where to look for a test for a new one.
 _TESTS = (

@@ -29,8 +29,9 @@ from matrix_interop.runtime import Runtime, get_runtime
 
 __all__ = ["ROUNDS", "Bus", "at_least", "case", "run_bus_suite", "times"]
 
-#: Bursts of each call, and how long one lasts, in seconds: threads that slept need a few milliseconds to run at full
-#: speed again, and what a device does in a stream of transfers is the question. Rows "after a rest" ask the other one.
+#: Bursts of each call, and how long one lasts, in seconds. The median is that of single calls: threads that slept need
+#: a few milliseconds to run at full speed again, which is the first call of a burst, and what a device does in a stream
+#: of transfers is the question. Rows "after a rest" ask the other one.
 ROUNDS: Final = 9
 _BURST: Final = 0.05
 _PEERS: Final = ("torch", "cupy", "jax")
@@ -180,7 +181,7 @@ def _measured(found: Case, rounds: int) -> Outcome:
         warnings.simplefilter("ignore")  # what other libraries say about the bare calls is not the reader's concern
         check(found)
         calls = {name: call.run for name, call in found.calls.items()}
-        return Outcome(found, measure(calls, rounds=rounds, burst=_BURST))
+        return Outcome(found, measure(calls, rounds=rounds, burst=_BURST, singly=True))
 
 
 def _lines(outcome: Outcome, book: float | None) -> str:

@@ -140,9 +140,18 @@ def check(case: Case) -> None:
 
 
 def measure(
-    calls: Mapping[str, Callable[[], Any]], *, rounds: int = ROUNDS, clock: str = "wall", burst: float = _BURST
+    calls: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = ROUNDS,
+    clock: str = "wall",
+    burst: float = _BURST,
+    singly: bool = False,
 ) -> dict[str, Reading]:
-    """Seconds a call, by name. The first burst of each warms up and is not counted; collection of garbage is off."""
+    """Seconds a call, by name. The first burst of each warms up and is not counted; collection of garbage is off.
+
+    A burst counts as its mean, because a clock cannot time calls of microseconds one by one; ``singly``: each of its
+    calls counts, for calls of milliseconds.
+    """
     timers = {name: Timer(call, timer=CLOCKS[clock]) for name, call in calls.items()}
     loops = {name: _loops(timer, burst) for name, timer in timers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in timers}
@@ -150,7 +159,10 @@ def measure(
     for turn in range(rounds):
         for place in range(len(names)):
             name = names[(place + turn) % len(names)]
-            seconds[name].append(timers[name].timeit(loops[name]) / loops[name])
+            if singly:
+                seconds[name] += timers[name].repeat(loops[name], 1)
+            else:
+                seconds[name].append(timers[name].timeit(loops[name]) / loops[name])
     return {name: _reading(taken, loops[name]) for name, taken in seconds.items()}
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -363,7 +364,8 @@ def device_framework(device_type: str) -> Framework:
     Order of preference: registered ones, then torch, CuPy, JAX.  Raises `FrameworkNotInstalledError` where none is.
     """
     names = [*_registered, *_OWNERS]
-    for name in [n for n in names if n in sys.modules or n in _registered] + [n for n in names if _is_installed(n)]:
+    here = (name for name in names if name in sys.modules or name in _registered)
+    for name in chain(here, filter(_is_installed, names)):  # whether a module is installed takes long to find out
         try:
             found = framework(name)
         except FrameworkNotInstalledError:

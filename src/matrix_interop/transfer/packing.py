@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from matrix_interop.memory import Block
-from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_serves, tensor_of
+from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_carries, pool_serves, tensor_of
 from matrix_interop.transfer.files import Mapped, mapped_file
 
 __all__ = ["Packing", "Part", "packing_of"]
@@ -54,10 +54,10 @@ class Packing(Protocol):
 
 def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool) -> Packing:
     """The way to pack ``array`` as dense rows of ``dtype``; ``pool``: by torch's threads if they serve."""
-    pooled = pool and pool_serves(np.empty(0, dtype), array)
     file = mapped_file(array)
     if array.dtype == dtype and array.flags.c_contiguous:
-        return _Dense(array.reshape(-1), file, pooled=pooled)
+        return _Dense(array.reshape(-1), file, pooled=pool and pool_carries(array))
+    pooled = pool and pool_serves(np.empty(0, dtype), array)
     return _Strided(array if array.ndim else array.reshape(1), dtype, file, pooled=pooled)
 
 
