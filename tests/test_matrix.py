@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import copy
+import inspect
 import pickle
 from typing import Any
 
@@ -22,6 +23,7 @@ from matrix_interop import (
     UnknownFrameworkError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
+    convert,
     forbid_copies,
     from_tensor,
     track_copies,
@@ -277,6 +279,16 @@ def test_take_says_what_is_meant(indices: Any) -> None:
 
 
 # Converting --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("call", [from_tensor, convert, from_tensor(numbers()).to_tensor])
+def test_keywords_are_known(call: Any) -> None:
+    """The signature shows every keyword, and an unknown one is named, whatever else is asked for."""
+    parameters = inspect.signature(call).parameters.values()
+    assert {"device", "dtype", "order", "copy", "stream"} <= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    first = numbers() if call in (from_tensor, convert) else "torch"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'devise'"):
+        call(first, devise="cpu")
+
+
 @pytest.mark.parametrize("name", sorted(EVERY))
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 def test_astype(name: str) -> None:

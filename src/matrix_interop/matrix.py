@@ -18,7 +18,6 @@ from matrix_interop.exchange.compute import copied, normalized, take
 from matrix_interop.exchange.convert import (
     copy_to,
     destination,
-    into,
     native_of,
     plain_targets_first,
     plan_for,
@@ -356,7 +355,8 @@ class Matrix:
 
         Arguments and errors as in `convert`.  Every call gives a new tensor object.
         """
-        return into(self._view, framework, like, device, dtype, order, copy, stream, share_readonly)
+        target, device = destination(self._view, framework, like, device)
+        return to_framework(self._view, target, device, dtype, order, copy, stream, share_readonly)
 
     def plan(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from matrix_interop.devices import CPU, Device, as_device
 from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.exchange.plan import CopyPlan, Order, count_copies, decide
-from matrix_interop.frameworks.registry import Framework, adapter_of_name, framework, loaded_framework, read
+from matrix_interop.frameworks.registry import Framework, adapter_of_name, framework, read
 from matrix_interop.frameworks.streams import share
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.runtime import get_runtime, is_served
@@ -23,7 +23,6 @@ __all__ = [
     "carry_out",
     "convert",
     "copy_to",
-    "into",
     "native_of",
     "place_of",
     "plain_targets_first",
@@ -44,19 +43,19 @@ def plain_targets_first(view_of: Callable[[Any], TensorView] | None) -> Callable
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
-        def plainly(x: Any, framework: Any = None, **how: Any) -> Any:
+        def plainly(x: Any, framework: Any = None, *, share_readonly: bool = False, **how: Any) -> Any:
             try:
                 target = adapter_of_name[framework]
             except (KeyError, TypeError):
                 target = None
             if target is None or how:
-                return function(x, framework, **how)
+                return function(x, framework, share_readonly=share_readonly, **how)
             view = x._view if view_of is None else view_of(x)
             if type(view) is HostView and framework != view.framework:  # as in `quickly`, without the call
-                native = target.quick(view.header)
+                native = target.quick(view.header, share_readonly)
             else:
-                native = quickly(view, target)
-            return function(x, framework) if native is None else native
+                native = quickly(view, target, share_readonly)
+            return function(x, framework, share_readonly=share_readonly) if native is None else native
 
         return cast(_Function, plainly)
 
@@ -88,7 +87,9 @@ def convert(
     is needed and forbidden, `UnsupportedTensorError`, `UnsupportedDtypeError`, `UnknownFrameworkError`,
     `FrameworkNotInstalledError`, `DeviceUnavailableError`.
     """
-    return into(read(x), framework, like, device, dtype, order, copy, stream, share_readonly)
+    view = read(x)
+    target, device = destination(view, framework, like, device)
+    return to_framework(view, target, device, dtype, order, copy, stream, share_readonly)
 
 
 def plan(
@@ -105,27 +106,6 @@ def plan(
     view = read(x)
     target, device = destination(view, framework, like, device)
     return plan_for(view, target, device=device, dtype=dtype, order=order, share_readonly=share_readonly)
-
-
-def into(
-    view: TensorView,
-    which: Any,
-    like: Any,
-    device: Any,
-    dtype: Any,
-    order: Order | None,
-    copy: bool | None,
-    stream: Any,
-    share_readonly: bool,
-) -> Any:
-    """`convert` for a view."""
-    if dtype is None and order is None and copy is None and like is None and device is None:
-        target = loaded_framework(which) if type(which) is str else None
-        native = None if target is None else quickly(view, target, share_readonly, stream)
-        if native is not None:
-            return native
-    target, device = destination(view, which, like, device)
-    return to_framework(view, target, device, dtype, order, copy, stream, share_readonly)
 
 
 def quickly(view: TensorView, target: Framework, share_readonly: bool = False, stream: Any = None) -> Any:
