@@ -10,7 +10,7 @@ to be below 2**56.5, and 2 |x| + sqrt(t) of squared L2 below 2**55; in a careful
 is beyond that is left out.
 
 Queries and answers live where the rows do, or on the host if they are few (``home``).  Then all that the host needs
-comes there in one copy, once the device has found the candidates; nothing before that waits for the device.
+comes there at once (with torch in one copy) when the device has found the candidates; nothing before waits for it.
 """
 
 from __future__ import annotations
