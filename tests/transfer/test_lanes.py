@@ -6,13 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from matrix_interop.devices import Device
-from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.errors import DeviceUnavailableError, FormatError
+from matrix_interop.io import open_matrix, save_matrix
 from matrix_interop.memory import Block, PinnedArena, default_arena, use_arena
 from matrix_interop.transfer import download, report_progress, start_download, transfer_setting, upload
 from matrix_interop.transfer.staging import staging_of
@@ -295,3 +297,56 @@ def test_an_arena_of_another_runtime(device: SimulatedRuntime) -> None:
             upload(buffer, address, F4, DEVICE, stream)
     device.stream_synchronize(stream, 0)
     assert [set(seen.ravel().tolist()) for _, seen in places] == [{float(number)} for number in range(6)]
+
+
+# Mapped files --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_mapped_file(
+    device: SimulatedRuntime, spread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    """It is read instead of touched where that gives the same values: not where changes are private."""
+    np.save(tmp_path / "a.npy", numbers((250, 64)))
+    rows = open_matrix(tmp_path / "a.npy", mode=mode).array[3:]
+    if mode != "r":
+        rows[7] = -1
+    expected = rows.tolist()
+    address, seen = on_device(device, rows.shape)
+    read: list[int] = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: read.append(preadv(*args)) or read[-1])
+    upload(rows, address, F4, DEVICE, 1)
+    device.quiesce()
+    assert seen.tolist() == expected
+    assert sum(read) == (0 if mode == "c" else rows.nbytes)
+
+
+def test_a_mapped_file_that_was_replaced(device: SimulatedRuntime, spread: None, tmp_path: Path) -> None:
+    """What is sent is the file that was mapped, whatever its path names now."""
+    save_matrix(tmp_path / "a.npy", numbers((250, 64)))
+    rows = open_matrix(tmp_path / "a.npy").array
+    save_matrix(tmp_path / "a.npy", -numbers((250, 64)))
+    address, seen = on_device(device, rows.shape)
+    upload(rows, address, F4, DEVICE, 1)
+    device.quiesce()
+    assert seen.tolist() == numbers((250, 64)).tolist()
+
+
+def test_a_mapped_file_that_became_shorter(device: SimulatedRuntime, spread: None, tmp_path: Path) -> None:
+    """It is an error that names the file, where touching the pages would end the process."""
+    np.save(tmp_path / "a.npy", numbers((250, 64)))
+    rows = open_matrix(tmp_path / "a.npy").array
+    os.truncate(tmp_path / "a.npy", 20000)
+    address, _ = on_device(device, rows.shape)
+    with pytest.raises(FormatError, match=r"a\.npy: ends before byte"):
+        upload(rows, address, F4, DEVICE, 1)
+    device.quiesce()
+    assert default_arena().stats().live == 0
+
+
+def test_descriptors_of_mapped_files_are_closed(tmp_path: Path) -> None:
+    """Each goes with the last array over its mapping."""
+    np.save(tmp_path / "a.npy", numbers((250, 64)))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        open_matrix(tmp_path / "a.npy")
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

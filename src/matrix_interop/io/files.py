@@ -7,7 +7,7 @@ import operator
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from matrix_interop.io.registry import described, find
 from matrix_interop.io.row_source import RowSource
 from matrix_interop.io.writing import ArrayRows, replacing
 from matrix_interop.matrix import HostMatrix, from_tensor
+from matrix_interop.transfer.files import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ __all__ = ["is_mapped", "open_matrix", "open_rows", "save_matrix"]
 
 StrPath = str | os.PathLike[str]
 Mode = Literal["r", "c", "r+"]
+_ACCESS: Final = {"r": memory_map.ACCESS_READ, "c": memory_map.ACCESS_COPY, "r+": memory_map.ACCESS_WRITE}
 
 
 def open_matrix(
@@ -185,8 +187,8 @@ def _map(path: Path, layout: Layout, mode: Mode) -> Array:
     (n, d), strides = layout.shape, layout.strides
     offset = layout.offset or 0
     end = offset + (n - 1) * strides[0] + (d - 1) * strides[1] + layout.dtype.itemsize
-    mapping = np.memmap(path, np.uint8, mode, shape=(end,))
-    return np.ndarray(layout.shape, layout.dtype, mapping, offset, strides)
+    mapped = MappedFile(path, end, _ACCESS[mode])
+    return np.ndarray(layout.shape, layout.dtype, mapped, offset, strides)
 
 
 class _ReadRows(Rows):

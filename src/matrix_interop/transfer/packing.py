@@ -15,7 +15,7 @@ import numpy as np
 
 from matrix_interop.memory import Block
 from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_carries, pool_serves, tensor_of
-from matrix_interop.transfer.files import Mapped, mapped_file
+from matrix_interop.transfer.files import Pages, pages_of
 
 __all__ = ["Packing", "Part", "packing_of"]
 
@@ -52,10 +52,12 @@ class Packing(Protocol):
         """Copy a slot to where the values of a part belong."""
 
 
-def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool) -> Packing:
+def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool, to_device: bool) -> Packing:
     """The way to pack ``array`` as dense rows of ``dtype``; ``pool``: by torch's threads if they serve."""
-    file = mapped_file(array)
+    file = pages_of(array)
     if array.dtype == dtype and array.flags.c_contiguous:
+        if file is not None and file.readable and to_device:
+            return _InFile(file, file.position(array), array.nbytes)
         return _Dense(array.reshape(-1), file, pooled=pool and pool_carries(array))
     pooled = pool and pool_serves(np.empty(0, dtype), array)
     return _Strided(array if array.ndim else array.reshape(1), dtype, file, pooled=pooled)
@@ -64,7 +66,7 @@ def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool) -> Packin
 class _Dense:
     """Values that are bytes in a row: parts and slots are slices of two flat arrays, or of two of torch's tensors."""
 
-    def __init__(self, flat: np.ndarray, file: Mapped | None, *, pooled: bool) -> None:
+    def __init__(self, flat: np.ndarray, file: Pages | None, *, pooled: bool) -> None:
         tensor = tensor_of(flat) if pooled else None
         self.pooled = tensor is not None
         self._values = flat if tensor is None else tensor
@@ -105,10 +107,38 @@ class _Dense:
             np.copyto(out, values)
 
 
+class _InFile:
+    """Bytes in a row of a mapped file, read into the slots without touching its pages. For the way to a device."""
+
+    pooled = False
+
+    def __init__(self, file: Pages, first: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._file = file
+        self._first = first
+
+    def spread(self, lanes: int) -> list[tuple[Packing, int]]:
+        return [(_InFile(self._file, self._first + a, b - a), a) for a, b in pairwise(_edges(self.nbytes, lanes))]
+
+    def parts(self, nbytes: int) -> Iterator[Part]:
+        for start in range(0, self.nbytes, nbytes):
+            yield Part(None, start, min(nbytes, self.nbytes - start))
+
+    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
+        whole = block.array.data
+        return [whole[number * nbytes : (number + 1) * nbytes] for number in range(count)]
+
+    def fill(self, slot: Any, part: Part) -> None:
+        self._file.read(slot[: part.nbytes], self._first + part.offset)
+
+    def empty(self, slot: Any, part: Part) -> None:
+        raise AssertionError("a mapped file is never written through its descriptor")
+
+
 class _Strided:
     """Values in any layout, byte order and dtype: each part is a view, packed and converted on its way."""
 
-    def __init__(self, array: np.ndarray, dtype: np.dtype[Any], file: Mapped | None, *, pooled: bool) -> None:
+    def __init__(self, array: np.ndarray, dtype: np.dtype[Any], file: Pages | None, *, pooled: bool) -> None:
         self.pooled = pooled
         self.nbytes = array.size * dtype.itemsize
         self._array = array
