@@ -6,6 +6,7 @@ byte order only; types narrower than a byte are packed there and have no NumPy f
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import ml_dtypes
@@ -20,6 +21,7 @@ __all__ = [
     "carrier",
     "cast",
     "is_extension",
+    "name_of",
     "require_plain",
     "require_unrounded",
 ]
@@ -52,6 +54,12 @@ DTYPE_OF_DLPACK: Final[dict[tuple[int, int], np.dtype[Any]]] = {code: dtype for 
 _CARRIERS: Final[dict[np.dtype[Any], np.dtype[Any]]] = {
     dtype: np.dtype(f"u{dtype.itemsize}") for dtype in _BY_NAME.values()
 }
+
+
+@lru_cache(maxsize=64)
+def name_of(dtype: np.dtype[Any]) -> str:
+    """The text of a dtype. NumPy puts it together anew each time, in Python: that takes longer than to share."""
+    return str(dtype)
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from matrix_interop.devices import CPU, HOST_CODES, Device
 from matrix_interop.dlpack import capsule_of, header_of
-from matrix_interop.dtypes import is_extension
+from matrix_interop.dtypes import is_extension, name_of
 from matrix_interop.errors import CopyRequiredError, DeviceUnavailableError
 from matrix_interop.reasons import Reason
 from matrix_interop.tracking import copies_forbidden, record_copy
@@ -386,5 +386,5 @@ class DeviceView(TensorView):
 
 def describe(view: TensorView) -> str:
     """One line: framework, dtype, shape, strides, device, read-only."""
-    readonly = ", read-only" if view.readonly else ""
-    return f"{view.framework} {view.dtype} {view.shape}, strides {view.strides} bytes, on {view.device}{readonly}"
+    readonly, dtype = ", read-only" if view.readonly else "", name_of(view.dtype)
+    return f"{view.framework} {dtype} {view.shape}, strides {view.strides} bytes, on {view.device}{readonly}"

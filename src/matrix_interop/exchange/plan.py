@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from matrix_interop.devices import Device
-from matrix_interop.dtypes import as_dtype
+from matrix_interop.dtypes import as_dtype, name_of
 from matrix_interop.errors import CopyRequiredError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Reason
@@ -130,7 +130,7 @@ def decide(
         steps.append(Step("share", 0, (), _same(view, target)))
     plan = CopyPlan(
         describe(view),
-        f"{target.name} {wanted} on {place}",
+        f"{target.name} {name_of(wanted)} on {place}",
         tuple(steps),
         header.shape,
         wanted,

@@ -217,10 +217,10 @@ class TorchFramework(Framework):
 
     def devices(self) -> tuple[Device, ...]:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return (CPU, *(Device("cuda", index) for index in range(count)))
+        return (CPU, *(CUDA_DEVICES[index] for index in range(count)))
 
     def current_device(self) -> Device:
-        return Device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+        return CUDA_DEVICES[torch.cuda.current_device()] if torch.cuda.is_available() else CPU
 
     def current_stream(self, device: Device) -> int:
         if device.type != "cuda":

@@ -35,8 +35,8 @@ _TILE: Final = 4 << 30
 _SHARE: Final = 8
 _FEW: Final = 1 << 27
 #: Bytes of a block that is sent to the device: an eighth of the base, within these.
-_LEAST: Final = 64 << 20
-_MOST: Final = 256 << 20
+_LEAST: Final = 256 << 20
+_MOST: Final = 512 << 20
 _EXACT: Final = 2**53
 #: Entries of candidates up to which what follows their choice is done on the host.
 _FINISHED: Final = 1 << 15
