@@ -252,6 +252,24 @@ def test_to_device_in_chunks(device: SimulatedRuntime) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("room", [True, False], ids=["room for both", "room for one"])
+def test_columns_become_rows_on_the_device(
+    device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch, framework: str, room: bool
+) -> None:
+    """Where it has room for both, else while they are sent; the source may change at once, one copy is counted."""
+    monkeypatch.setattr("matrix_interop.exchange.moves._TURNED", 1)
+    if not room:
+        monkeypatch.setattr(device, "memory_info", lambda _: (5000, 1 << 30))
+    source = np.asfortranarray(numbers(40, 30).astype(np.float64))
+    with track_copies() as copies:
+        x = from_tensor(source, device="ext:0", framework=framework, order="C", dtype="float32")
+        source[...] = 0
+    assert [copy.nbytes for copy in copies] == [40 * 30 * 4]
+    assert (x.order, x.strides) == ("C", (120, 4))
+    assert np.array_equal(x.array.numpy(), numbers(40, 30))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_to_device_on_a_named_stream(device: SimulatedRuntime, framework: str) -> None:
     """The new memory is ready on the stream where the caller will use it."""
     side = lateframe.new_stream()

@@ -43,7 +43,7 @@ _AT_ONCE: Final = Setting(1, _SMALL, 1)
 #: From so many bytes on, several threads are faster than one.
 _POOLED: Final = 256 << 10
 #: A move of one lane has at least so many chunks, of no less than `_SMALL`, so that packing and bus work at once.
-_PARTS: Final = 8
+_PARTS: Final = 4
 #: Chunks begin at multiples of so many bytes.
 _ALIGNMENT: Final = 256
 
