@@ -275,6 +275,18 @@ def test_what_progress_raises_ends_the_move(
     assert default_arena().stats().live == 0
 
 
+def test_one_move_after_the_other_pins_the_reserve_at_most(device: SimulatedRuntime) -> None:
+    """What the arena takes beyond what is asked for included."""
+    values, out = numbers((9000, 1024)), np.empty((9000, 1024), F4)
+    address, _ = on_device(device, values.shape)
+    with use_arena(PinnedArena(1 << 30, runtime=device, upstream="host_alloc", decay_s=None)) as arena:
+        for _ in range(2):
+            upload(values, address, F4, DEVICE, 1)
+            download(address, F4, out, DEVICE, 1)
+        assert 32 << 20 <= arena.stats().peak_reserved <= staging_of(arena).limit
+    assert np.array_equal(out, values)
+
+
 def test_an_arena_of_few_bytes(device: SimulatedRuntime) -> None:
     """Chunks shrink with the arena."""
     values = numbers((3000, 64))

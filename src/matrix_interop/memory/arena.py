@@ -156,6 +156,11 @@ class PinnedArena:
         self._waiting.ended.append(Entry(tuple(events), [live]))
 
     # Keeping house -----------------------------------------------------------------------------
+    @property
+    def reserved(self) -> int:
+        """Bytes held now, used or not: of all `stats` the one that costs nothing to know."""
+        return sum(store.reserved for store in self._stores)
+
     def stats(self) -> ArenaStats:
         """The figures of this moment."""
         with self._lock:
@@ -212,7 +217,7 @@ class PinnedArena:
 
     def __repr__(self) -> str:
         names = "+".join(store.upstream.name for store in self._stores) or "not used yet"
-        return f"<PinnedArena {self._policy.name} over {names}, {self._reserved()} of {self._limit} bytes held>"
+        return f"<PinnedArena {self._policy.name} over {names}, {self.reserved} of {self._limit} bytes held>"
 
     # Getting a block ---------------------------------------------------------------------------
     def _block(self, nbytes: int, *, staging: bool) -> Block:
@@ -254,7 +259,7 @@ class PinnedArena:
                     raise self._limit_error(nbytes, staging=staging)
             with self._lock:
                 self._results += 0 if staging else found[2]
-                self._peak_reserved = max(self._peak_reserved, self._reserved())
+                self._peak_reserved = max(self._peak_reserved, self.reserved)
             self._need_janitor()
             return found
 
@@ -284,11 +289,11 @@ class PinnedArena:
 
     def _grow(self, store: Store, size: int) -> int:
         try:
-            return store.grow(size, self._limit - self._reserved())
+            return store.grow(size, self._limit - self.reserved)
         except NoRoomError:
             if not sum(other.trim(0, math.inf) for other in self._stores if other is not store):
                 raise
-        return store.grow(size, self._limit - self._reserved())
+        return store.grow(size, self._limit - self.reserved)
 
     def _open_stores(self) -> Iterator[Store]:
         yield from self._stores
@@ -360,9 +365,6 @@ class PinnedArena:
         return True
 
     # Figures -----------------------------------------------------------------------------------
-    def _reserved(self) -> int:
-        return sum(store.reserved for store in self._stores)
-
     def _figures(self) -> ArenaStats:
         used = sum(store.used for store in self._stores)
         counters = [store.counters for store in self._stores]
@@ -373,10 +375,10 @@ class PinnedArena:
             pinned=bool(self._stores) and self._stores[0].upstream.pinned,
             reasons=(*self._supply.reasons, *losses),
             limit=self._limit,
-            reserved=self._reserved(),
+            reserved=self.reserved,
             live=used - self._waiting.nbytes,
             pending=self._waiting.nbytes,
-            cached=self._reserved() - used,
+            cached=self.reserved - used,
             results=self._results,
             ordinary_results=self._ordinary_results,
             peak_reserved=self._peak_reserved,
@@ -402,7 +404,7 @@ class PinnedArena:
 
     def _watched(self) -> bool:
         keep = 0 if self._end == "closed" else self._reserve
-        return self._end != "forked" and self._reserved() > keep
+        return self._end != "forked" and self.reserved > keep
 
     def _need_janitor(self) -> None:
         period_s = _CLOSED_PERIOD_S if self._decay_s is None else self._decay_s / 4

@@ -44,6 +44,10 @@ class Staging:
         """A block of ``wish`` bytes; of fewer, but at least ``least``, where other moves hold the rest."""
         nbytes = self._reserve(wish, least)
         try:
+            if not arena.reserved and nbytes > self.limit // 4:
+                # An arena takes more than it is asked for, as room for the next: asked for little, its first piece
+                # holds a block for one move within the limit.
+                arena.release(arena.block(self.limit // 4))
             return arena.block(nbytes)
         except BaseException:
             self._free(nbytes)
