@@ -17,6 +17,8 @@ from matrix_interop.search import KnnResult, knn
 from matrix_interop.search.device import best, screen
 from matrix_interop.search.device import search as device_search
 from matrix_interop.search.device.arrays import Arrays, arrays_of
+from matrix_interop.search.device.chain import Chain
+from matrix_interop.search.device.torch import TorchArrays
 from matrix_interop.search.metrics import kind_of
 from search.reference import METRICS, neighbours
 from search.test_knn import real_set, rows
@@ -93,8 +95,13 @@ def test_few_queries_wait_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -
     """What the host needs of a block comes in one copy, whatever the types and layouts are."""
     arrays = arrays_of("torch", CPU)
     copies: list[Any] = []
-    whole = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: copies.append(x) or whole(x))
+    whole = torch.Tensor.to
+
+    def noted(x: torch.Tensor, where: Any, **how: Any) -> torch.Tensor:
+        copies.extend([x] if where == "cpu" else [])
+        return whole(x, where, **how)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
     base, queries = torch.from_numpy(rows(4000, 48)), torch.from_numpy(rows(2, 48, 1))
     for metric in METRICS:
         search(queries, base, 9, metric=metric)
@@ -104,6 +111,58 @@ def test_few_queries_wait_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(copies) == len(METRICS) + 1
     for part, found in zip(parts, fetched, strict=True):
         assert np.array_equal(found, (part.float() if part.dtype is torch.bfloat16 else part).numpy())
+
+
+def test_what_is_fetched_is_read_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is under way when `fetching` returns, and is waited for when the values are asked for."""
+    started: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def start(x: torch.Tensor, where: str, *, non_blocking: bool) -> torch.Tensor:
+        assert (where, non_blocking) == ("cpu", True)
+        started.append((torch.zeros_like(x), x))
+        return started[-1][0]
+
+    class Event:
+        def synchronize(self) -> None:
+            for there, values in started:
+                there.copy_(values)
+
+    monkeypatch.setattr(torch.Tensor, "to", start)
+    monkeypatch.setattr(TorchArrays, "_marked", lambda self: Event())
+    fetched = arrays_of("torch", CPU).fetching(torch.arange(5), torch.tensor([True, False]))
+    assert len(started) == 1
+    assert [part.tolist() for part in fetched()] == [[0, 1, 2, 3, 4], [True, False]]
+
+
+def test_results_go_up_in_one_copy() -> None:
+    """Three arrays of their own types and shapes, over one memory."""
+    ids, valid, distances = np.arange(6).reshape(2, 3), np.array([3, 1]), rows(2, 3)
+    sent = arrays_of("torch", CPU).sent(ids, valid, distances)
+    for part, expected in zip(sent, (ids, valid, distances), strict=True):
+        assert part.numpy().dtype == expected.dtype
+        assert np.array_equal(part, expected)
+    assert len({part.untyped_storage().data_ptr() for part in sent}) == 1
+
+
+@pytest.mark.parametrize("entries", [0, 1 << 40])
+@pytest.mark.parametrize("what", ["plain", "ties", "far"])
+def test_a_block_that_is_proven_late(what: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next block builds on an answer that is not proven yet, and builds again only where that was not the one."""
+    monkeypatch.setattr(device_search, "_FINISHED", entries)
+    joined: list[screen.Attempt] = []
+    whole = screen.Attempt.build_on
+    monkeypatch.setattr(screen.Attempt, "build_on", lambda self, best: joined.append(self) or whole(self, best))
+    base, queries = rows(2800, 24), rows(20, 24, 1)
+    if what == "ties":
+        base[700:1400] = queries[3] + 0.1
+    elif what == "far":
+        base[700:1400] += 3000
+        queries = queries + 3000
+    found = search(queries, base, 12, block=700)
+    assert same(found, knn(queries, base, 12, engine="numpy"))
+    again = {attempt.screen.number for attempt in joined if joined.count(attempt) > 1}
+    # What is finished on the host has the answer before when it joins.
+    assert again == ({1400} if what != "plain" and not entries else set())
 
 
 def test_blocks_of_many_kinds_are_numbered_through() -> None:
@@ -146,8 +205,9 @@ def test_bad_scores_change_nothing(metric: str) -> None:
         base = (random.normal(size=(200, 6)) * 10.0 ** random.uniform(-1, 1, size=(200, 1))).astype(np.float32)
         arrays = Rounder(seed)
         queries = screen.Queries(arrays, random.normal(size=(8, 6)).astype(np.float32), arrays)
-        attempt = screen.Screen(arrays, kind_of(metric), base, 0).begin(queries, best.Best.empty(arrays, 8, 5))
-        assert np.array_equal(attempt.settled().ids, neighbours(queries.native, base, 5, metric)[0])
+        chain = Chain(lambda queries=queries: queries, 5)
+        chain.add(screen.Screen(arrays, kind_of(metric), base, 0, 5))
+        assert np.array_equal(chain.answer().ids, neighbours(queries.native, base, 5, metric)[0])
 
 
 def test_good_scores_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,8 @@ NOTICED_BY = {
     "rows.py:_Arrival.matrix:follow": _ROWS + "test_blocks_are_ready_on_the_current_stream",
     "search/cuvs.py:CuvsIndex._handle:synchronize": _CUVS + "test_layouts_become_dense_rows",
     "search/cuvs.py:CuvsIndex._handle:sync": _CUVS + "test_memory_outlives_a_failed_search",
+    "search/device/torch.py:TorchArrays.fetching.fetched:synchronize": "tests/search/test_device.py::"
+    "test_what_is_fetched_is_read_once_it_is_there",
     "transfer/ahead.py:read_ahead:finish": _ROWS + "test_a_reader_left_early_has_nothing_written_later",
     "transfer/ahead.py:_Ring._free_slot:_wait_for_users": _ROWS + "test_a_block_waits_for_copies_from_its_rows",
     "transfer/ahead.py:_Ring._wait_for_users:wait": _ROWS + "test_a_block_waits_for_copies_from_its_rows",

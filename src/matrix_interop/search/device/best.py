@@ -20,17 +20,20 @@ _FEW: Final = 1 << 22
 class Best:
     """``keys`` (q, k) float64 and ``ids`` (q, k) int64, sorted by (key, id); missing entries are (+inf, -1)."""
 
-    __slots__ = ("arrays", "ids", "keys")
+    __slots__ = ("arrays", "blank", "ids", "keys")
 
     def __init__(self, arrays: Arrays, keys: Any, ids: Any) -> None:
         self.arrays = arrays
         self.keys = keys
         self.ids = ids
+        self.blank = False
 
     @classmethod
     def empty(cls, arrays: Arrays, queries: int, k: int) -> Best:
         """No neighbours yet."""
-        return cls(arrays, arrays.full((queries, k), np.inf, "float64"), arrays.full((queries, k), -1, "int64"))
+        made = cls(arrays, arrays.full((queries, k), np.inf, "float64"), arrays.full((queries, k), -1, "int64"))
+        made.blank = True
+        return made
 
     def rows(self, numbers: Any) -> Best:
         """The answers of some queries."""
@@ -48,7 +51,8 @@ class Best:
         equal.
         """
         arrays, xp, k = self.arrays, self.arrays.xp, self.keys.shape[1]
-        keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
+        if not self.blank or keys.shape[1] < k:
+            keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
         # NaN sorts last: a missing entry comes after rows whose distance overflowed to +inf, which are neighbours.
         order = arrays.order_pairs(xp.where(ids < 0, xp.nan, keys), ids)[:, :k]
         return Best(arrays, arrays.along(keys, order), arrays.along(ids, order))

@@ -11,6 +11,9 @@ is beyond that is left out.
 
 Queries and answers live where the rows do, or on the host if they are few (``home``).  Then all that the host needs
 comes there at once (with torch in one copy) when the device has found the candidates; nothing before waits for it.
+
+Candidates do not depend on the answer that they join.  So the device can look for them in one block while the block
+before is still to be proven: see `matrix_interop.search.device.chain`.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class Queries:
         else:
             wide = widened(self.source.host(self.native) if self.brought is None else self.brought)
         usable = xp.all(xp.isfinite(wide), axis=1)
+        if arrays.quick and usable.all():
+            return wide, usable
         return xp.where(usable[:, None], wide, 0.0), usable
 
     @property
@@ -93,6 +98,11 @@ class Queries:
         return self if arrays is self.arrays else Queries(arrays, self.native, self.source)
 
 
+#: Says for which queries something is proven, once that is on the host: a mask (q,).
+Proof = Callable[[], np.ndarray]
+Joining = Callable[[Best], tuple[Best, Proof | None]]
+
+
 class _Prepared(NamedTuple):
     """``y`` (n, d) float32; ``offset`` (n,) float32 to add to products, or None.
 
@@ -105,32 +115,58 @@ class _Prepared(NamedTuple):
     largest: Any
 
 
-class Attempt(NamedTuple):
-    """A search that was started. ``answer`` gives what it found, and for which queries that is proven, or None for all.
+class Attempt:
+    """The candidates of a block, which the device was told to find, and the answer that they make of the one before.
 
+    ``joining`` gives for an answer what it becomes, and how to learn where that is proven; None: it is, everywhere.
+    ``early``: that needs no values on the host, so the device can be told of it before it has found the candidates.
     ``plain``: it was not a careful one.
     """
 
-    screen: Screen
-    queries: Queries
-    best: Best
-    answer: Callable[[], tuple[Best, np.ndarray | None]]
-    plain: bool = False
+    def __init__(
+        self, screen: Screen, queries: Queries, joining: Joining, *, early: bool = False, plain: bool = False
+    ) -> None:
+        self.screen = screen
+        self.queries = queries
+        self.early = early
+        self.plain = plain
+        self._joining = joining
+        self.best: Best | None = None
 
-    def settled(self) -> Best:
-        """The answer, once it is proven, or found by other means."""
-        found, proven = self.answer()
-        return found if proven is None or proven.all() else self.screen.mended(self, found, proven)
+    def build_on(self, best: Best) -> None:
+        """``found``: what the answer ``best`` becomes with the candidates, proven or not."""
+        self.best = best
+        with np.errstate(all="ignore"):  # what overflows here leaves a query unproven
+            self.found, self._proof = self._joining(best)
+
+    def settled(self, best: Best) -> Best:
+        """The answer after this block, where ``best`` is the one before; once proven, or found by other means."""
+        if self.best is not best:  # it has not built yet, or on an answer that was not proven then
+            self.build_on(best)
+        if self._proof is None:
+            return self.found
+        with np.errstate(all="ignore"):
+            proven = self._proof()
+        return self.found if proven.all() else self.screen.mended(self, best, proven)
 
 
 class Screen:
     """One block of the base: ``rows`` (n, d), any exact type of the framework; the first is row ``number``.
 
+    Looked through for ``k`` neighbours.  What can be done without queries is begun at once.
     ``bounded``: neither rows nor queries are float64, so that no key leaves its range.
     """
 
     def __init__(
-        self, arrays: Arrays, kind: Kind, rows: Any, number: int, *, careful: bool = False, bounded: bool = False
+        self,
+        arrays: Arrays,
+        kind: Kind,
+        rows: Any,
+        number: int,
+        k: int,
+        *,
+        careful: bool = False,
+        bounded: bool = False,
     ) -> None:
         self.arrays = arrays
         self.kind = kind
@@ -138,32 +174,36 @@ class Screen:
         self.number = number
         self.careful = careful
         self.bounded = bounded
+        count, width = rows.shape
+        terms = (2 * width + 20 if kind == "cosine" else width + 12) * arrays.roundoff
+        #: g of the bound, with its slack; +inf where float32 proves nothing for this many columns.
+        self.relative = _SLACK * terms / (1 - terms) if terms < 0.1 else np.inf
+        self.wanted = candidates_for(k)
+        self.all = count <= self.wanted and width > 0
+        self.screened = count > self.wanted and width > 0 and self.relative < np.inf
         self._made: _Prepared | None = None
+        if self.screened and not careful:
+            with np.errstate(all="ignore"):
+                self._made = self._plainly()
 
-    @property
-    def relative(self) -> float:
-        """g of the bound, with its slack; +inf where float32 proves nothing for this many columns."""
-        width = self.rows.shape[1]
-        terms = (2 * width + 20 if self.kind == "cosine" else width + 12) * self.arrays.roundoff
-        return _SLACK * terms / (1 - terms) if terms < 0.1 else np.inf
+    def begin(self, queries: Queries) -> Attempt:
+        """Tell the device to look for candidates."""
+        at_home = queries.arrays is self.arrays
+        if self.screened and (at_home or not self.careful):
+            with np.errstate(all="ignore"):
+                return Attempt(self, queries, self._screened(queries), early=at_home, plain=not self.careful)
+        if not at_home:
+            return Attempt(self, queries, lambda best: (self._there(queries, best), None))
+        if self.all:
+            places = self.arrays.arange(0, self.rows.shape[0])[None, :]
+            places = self.arrays.xp.broadcast_to(places, (queries.wide.shape[0], places.shape[1]))
+            found = self._measured(queries, places)
+            return Attempt(self, queries, lambda best: (best.joined(*found), None), early=True)
+        return Attempt(self, queries, lambda best: (self._exactly(queries, best), None))
 
-    def begin(self, queries: Queries, best: Best) -> Attempt:
-        """Start to search: `Attempt.settled` gives ``best`` after this block."""
-        count, width = self.rows.shape
-        wanted = candidates_for(best.keys.shape[1])
-        screened = count > wanted and width and np.isfinite(self.relative)
-        if screened and (best.arrays is self.arrays or not self.careful):
-            with np.errstate(all="ignore"):  # what overflows here leaves a query unproven
-                return Attempt(self, queries, best, self._screened(queries, best, wanted), plain=not self.careful)
-        if best.arrays is not self.arrays:
-            found = self._there(queries, best)
-        else:
-            found = (self._exactly if count > wanted or not width else self._all)(queries, best)
-        return Attempt(self, queries, best, lambda: (found, None))
-
-    def mended(self, attempt: Attempt, found: Best, proven: np.ndarray) -> Best:
-        """The answer of an attempt where it is proven, and what a better way finds for the other queries."""
-        queries, best = attempt.queries, attempt.best
+    def mended(self, attempt: Attempt, best: Best, proven: np.ndarray) -> Best:
+        """What ``attempt`` found where that is proven, and what a better way finds for the other queries."""
+        queries = attempt.queries
         if best.arrays is not self.arrays:
             return self._there(queries, best)
         if attempt.plain and not self.careful and (not self._sound() or self.far is not None):
@@ -176,14 +216,14 @@ class Screen:
         better = again(queries.rows(numbers), best.rows(numbers))
         place = np.arange(len(proven))
         place[rest] = len(place) + np.arange(len(rest))
-        return found.below(better).rows(self.arrays.array(place))
+        return attempt.found.below(better).rows(self.arrays.array(place))
 
     def _sound(self) -> bool:
         """False where the scores of the block say nothing."""
         return self._made is not None and bool(self.arrays.host(self._made.largest < _LARGE))
 
     def _again(self, queries: Queries, best: Best) -> Best:
-        return self.begin(queries, best).settled()
+        return self.begin(queries).settled(best)
 
     def _there(self, queries: Queries, best: Best) -> Best:
         """With queries from the host on the device."""
@@ -192,23 +232,18 @@ class Screen:
     def _exactly(self, queries: Queries, best: Best) -> Best:
         return search_exactly(self.arrays, self.kind, queries.wide, self.rows, self.number, best)
 
-    def _all(self, queries: Queries, best: Best) -> Best:
-        """Every row is a candidate."""
-        places = self.arrays.arange(0, self.rows.shape[0])[None, :]
-        places = self.arrays.xp.broadcast_to(places, (queries.wide.shape[0], places.shape[1]))
-        return self._measured(queries, best, places)
-
-    def _measured(self, queries: Queries, best: Best, places: Any) -> Best:
-        """``best`` after the candidates ``places`` (q, K), ascending in each row."""
+    def _measured(self, queries: Queries, places: Any) -> tuple[Any, Any]:
+        """Keys and ids (q, K) of the candidates ``places`` (q, K), ascending in each row."""
         concat, (count, wanted) = self.arrays.xp.concat, places.shape
         step = max(1, _ENTRIES // max(wanted * self.rows.shape[1], 1))
         if step >= count:
-            return best.joined(*self._keys(self.arrays, queries.wide, places, self._rows(places)))
+            return self._keys(self.arrays, queries.wide, places, self._rows(places))
         parts = []
         for start in range(0, count, step):
             some = places[start : start + step, :]
             parts.append(self._keys(self.arrays, queries.wide[start : start + step, :], some, self._rows(some)))
-        return best.joined(*(concat(found, axis=0) for found in zip(*parts, strict=True)))
+        keys, ids = (concat(found, axis=0) for found in zip(*parts, strict=True))
+        return keys, ids
 
     def _rows(self, places: Any) -> Any:
         """The rows (q * K, d) at ``places`` (q, K)."""
@@ -220,25 +255,30 @@ class Screen:
         keys, missing = candidate_keys(home, self.kind, wide, rows, bounded=self.bounded)
         return keys, home.xp.where(missing, -1, places + self.number)
 
-    def _screened(self, queries: Queries, best: Best, wanted: int) -> Callable[[], tuple[Best, np.ndarray]]:
-        """Start to find ``wanted`` candidates. What comes back gives the answer from them, and where it is proven."""
-        arrays, home = self.arrays, best.arrays
+    def _screened(self, queries: Queries) -> Joining:
+        """Start to find the candidates with the best scores."""
+        arrays, home = self.arrays, queries.arrays
         made = self._made = self._made or (self._carefully() if self.careful else self._plainly())
         bound = (_SquaredBound if self.kind == "squared" else _ProductBound)(self, queries)
-        scores, places = smallest(arrays, arrays.scores(bound.x, made.y, made.offset), wanted)
+        scores, places = smallest(arrays, arrays.scores(bound.x, made.y, made.offset), self.wanted)
         if home is arrays:
-            found = self._measured(queries, best, arrays.xp.sort(places, axis=1))
-            proven = bound.proven(scores, found, made.largest)
-            return lambda: (found, arrays.host(proven))
+            keys, ids = self._measured(queries, arrays.xp.sort(places, axis=1))
+
+            def joining(best: Best) -> tuple[Best, Proof]:
+                found = best.joined(keys, ids)
+                proven = arrays.fetching(bound.proven(scores, found, made.largest))
+                return found, lambda: proven()[0]
+
+            return joining
         fetched = arrays.fetching(places, scores, made.largest, queries.native, self._rows(places))
 
-        def finished() -> tuple[Best, np.ndarray]:
+        def joining_here(best: Best) -> tuple[Best, Proof]:
             places, scores, largest, queries.brought, rows = fetched()
-            with np.errstate(all="ignore"):
-                found = best.joined(*self._keys(home, queries.wide, places, rows))
-                return found, bound.proven(scores, found, largest)
+            found = best.joined(*self._keys(home, queries.wide, places, rows))
+            proven = bound.proven(scores, found, largest)
+            return found, lambda: proven
 
-        return finished
+        return joining_here
 
     @property
     def centre(self) -> Any:

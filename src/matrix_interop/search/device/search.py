@@ -19,7 +19,8 @@ from matrix_interop.matrix import Matrix, from_tensor
 from matrix_interop.rows import blocks_of
 from matrix_interop.search.device.arrays import Arrays, arrays_of, host_arrays
 from matrix_interop.search.device.best import Best
-from matrix_interop.search.device.screen import Attempt, Queries, Screen, candidates_for
+from matrix_interop.search.device.chain import MOST, Chain
+from matrix_interop.search.device.screen import Queries, Screen, candidates_for
 from matrix_interop.search.metrics import Kind, kind_of
 from matrix_interop.search.result import KnnResult, in_framework_of
 from matrix_interop.search.sources import is_short_float, require_columns
@@ -28,8 +29,6 @@ __all__ = ["device_of_search", "native_of", "require_numbers_on", "result_of", "
 
 #: Engines that can search on a device.
 _ENGINES: Final = ("torch", "jax")
-#: Queries searched at once.
-_QUERIES: Final = 4096
 #: Bytes of one tile of scores, and the share of the free memory that it may be; entries that need no asking.
 _TILE: Final = 4 << 30
 _SHARE: Final = 8
@@ -70,8 +69,7 @@ def search_on_device(
     arrays = arrays_of(_framework(asked, base, device, engine), device)
     narrow = framework_of(asked.framework).refusal(np.dtype(np.int64)) is not None  # JAX without 64-bit types
     with arrays.context():
-        queries = _queries(arrays, asked, k)
-        best, short = _run(arrays, kind, queries, asked, base, k, block)
+        queries, best, short = _run(arrays, kind, asked, base, k, block)
         return result_of(arrays, asked, queries.usable, best, metric, short=short, narrow=narrow)
 
 
@@ -104,48 +102,27 @@ def native_of(arrays: Arrays, m: Matrix) -> Any:
     return m.to_tensor(arrays.framework.name, device=arrays.device, share_readonly=True)
 
 
-def _run(
-    arrays: Arrays, kind: Kind, queries: Queries, asked: Matrix, base: Any, k: int, block: int | None
-) -> tuple[Best, bool]:
-    """The answer, and whether all numbers were short floats."""
-    count, home = len(asked), queries.arrays
-    starts = range(0, count, _QUERIES)
-    parts = [_cut(queries, start) for start in starts]
-    best = [Best.empty(home, min(_QUERIES, count - start), k) for start in starts]
-    attempts: list[Attempt] = []
-    short, careful, number = is_short_float(asked.dtype), False, 0
+def _run(arrays: Arrays, kind: Kind, asked: Matrix, base: Any, k: int, block: int | None) -> tuple[Queries, Best, bool]:
+    """The queries, their answer, and whether all numbers were short floats."""
+    chain = Chain(lambda: _queries(arrays, asked, k), k)
+    count, kinds, number = len(asked), [asked.dtype], 0
     for m in _blocks(arrays, base, block):
         require_columns("queries", asked.shape[1], "base", m.shape[1])
         require_numbers_on(arrays, "rows of the base", m)
-        short = short and is_short_float(m.dtype)
-        bounded = not any(dtype.kind == "f" and dtype.itemsize > 4 for dtype in (asked.dtype, m.dtype))
-        rows, step = _exact(arrays, native_of(arrays, m), m.dtype), _rows_of_tile(arrays, m, min(count, _QUERIES))
+        if m.dtype not in kinds:
+            kinds.append(m.dtype)
+        bounded = all(dtype.kind != "f" or dtype.itemsize <= 4 for dtype in (asked.dtype, m.dtype))
+        rows, step = _exact(arrays, native_of(arrays, m), m.dtype), _rows_of_tile(arrays, m, count)
         for start in range(0, len(m) if count else 0, step):
             part = rows if step >= len(m) else rows[start : start + step, :]
-            # Settled only now, so that the device could work while this block was on its way.
-            best = [attempt.settled() for attempt in attempts] or best
-            careful = attempts[-1].screen.careful if attempts else careful
-            screen = Screen(arrays, kind, part, number + start, careful=careful, bounded=bounded)
-            attempts = [screen.begin(some, before) for some, before in zip(parts, best, strict=True)]
+            chain.add(Screen(arrays, kind, part, number + start, k, careful=chain.careful, bounded=bounded))
         number += len(m)
-    best = [attempt.settled() for attempt in attempts] or best
-    if not best:
-        return Best.empty(home, 0, k), short
-    whole = best[0]
-    for more in best[1:]:
-        whole = whole.below(more)
-    return whole, short
-
-
-def _cut(queries: Queries, start: int) -> Queries:
-    if len(queries) <= _QUERIES:
-        return queries
-    return queries.rows(queries.source.arange(start, min(start + _QUERIES, len(queries))))
+    return chain.queries, chain.answer(), all(map(is_short_float, kinds))
 
 
 def _rows_of_tile(arrays: Arrays, m: Matrix, queries: int) -> int:
     """Rows whose scores, and whose copies in float32, fit a tile: all of them where they can."""
-    across = max(queries, m.shape[1], 1)
+    across = max(min(queries, MOST), m.shape[1], 1)
     if len(m) * across <= _FEW:
         return max(len(m), 1)
     return max(1, min(_TILE, arrays.free_bytes() // _SHARE) // 4 // across)
@@ -197,8 +174,10 @@ def result_of(
     """
     home, dtype = best.arrays, "float32" if short else "float64"
     xp = home.xp
-    usable = usable[:, None]
-    ids, keys = xp.where(usable, best.ids, -1), xp.where(usable, best.keys, xp.inf)
+    ids, keys = best.ids, best.keys
+    if not (home.quick and usable.all()):
+        usable = usable[:, None]
+        ids, keys = xp.where(usable, ids, -1), xp.where(usable, keys, xp.inf)
     if metric == "euclidean":
         keys = xp.sqrt(keys)
     elif metric == "inner_product":
@@ -209,10 +188,12 @@ def result_of(
         distances = home.astype(keys, "float32" if narrow else dtype)
     whole = "int32" if narrow else "int64"
     valid = home.astype(xp.sum(ids >= 0, axis=1), whole)
-    parts: Any = home.astype(ids, whole), distances, valid
+    parts: Any = home.astype(ids, whole), valid, distances
     if home is not arrays:
-        parts = tuple(arrays.array(part) for part in parts)
+        parts = arrays.sent(*parts)
     owner = framework_of(asked.framework)
     if owner.name == arrays.framework.name or not owner.computes:
-        return KnnResult(*parts)
-    return KnnResult(*(convert(part, owner.name, device=asked.device) for part in parts))
+        ids, valid, distances = parts
+    else:
+        ids, valid, distances = (convert(part, owner.name, device=asked.device) for part in parts)
+    return KnnResult(ids, distances, valid)

@@ -21,6 +21,12 @@ _TAKEN: Final = 64 << 10
 
 
 @cache
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype.name)
+    return found
+
+
+@cache
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype(str(dtype).removeprefix("torch."))
 
@@ -58,23 +64,39 @@ class TorchArrays(Arrays):
         there = torch.from_numpy(np.ascontiguousarray(values))
         return there.to(self._where, non_blocking=values.nbytes <= _TAKEN)
 
+    def sent(self, *parts: np.ndarray) -> tuple[Any, ...]:
+        """In one copy; they share its memory."""
+        whole = self.array(np.frombuffer(bytearray().join([part.tobytes() for part in parts]), np.uint8))
+        cut = whole.split([part.nbytes for part in parts])
+        return tuple(
+            [here.view(_torch_type(part.dtype)).view(part.shape) for here, part in zip(cut, parts, strict=True)]
+        )
+
     def host(self, x: Any) -> np.ndarray:
         found: np.ndarray = (x.float() if x.dtype is torch.bfloat16 else x).cpu().numpy()
         return found
 
     def fetching(self, *parts: Any) -> Callable[[], list[np.ndarray]]:
-        """As bytes side by side, in one copy."""
+        """As bytes side by side, in one copy, which is under way when this returns: what is queued later can wait."""
         plain = [(part.float() if part.dtype is torch.bfloat16 else part).contiguous() for part in parts]
         # An axis of length 1 may have any stride, of which `view` would complain.
         packed = torch.cat([part.as_strided((part.numel(),), (1,)).view(torch.uint8) for part in plain])
         starts = [0, *accumulate(part.nbytes for part in plain)]
         places = [(part.shape, _numpy_type(part.dtype), start) for part, start in zip(plain, starts, strict=False)]
+        there = packed.to("cpu", non_blocking=True)  # into memory that torch pins, and keeps until the copy is done
+        arrived = self._marked()
 
         def fetched() -> list[np.ndarray]:
-            data = packed.cpu().numpy()
+            if arrived is not None:
+                arrived.synchronize()
+            data = there.numpy()
             return [np.ndarray(shape, dtype, data, start) for shape, dtype, start in places]
 
         return fetched
+
+    def _marked(self) -> torch.Event | None:
+        """An event after what is queued now; None on the host, which queues nothing."""
+        return None if self.device.is_host else torch.cuda.current_stream(self._where).record_event()
 
     def full(self, shape: tuple[int, ...], value: float, dtype: str) -> Any:
         return torch.full(shape, value, dtype=getattr(torch, dtype), device=self._where)
