@@ -49,9 +49,14 @@ class Arrays:
         """A copy of host values on the device."""
         return convert(values, self.framework.name, device=self.device, copy=True)
 
-    def sent(self, *parts: np.ndarray) -> tuple[Any, ...]:
-        """Copies of several host arrays, entries of 64 bits before those of 32, on the device."""
-        return tuple(self.array(part) for part in parts)
+    def sending(self, *kinds: tuple[tuple[int, ...], str]) -> Callable[..., list[Any]]:
+        """Make ready for arrays of these shapes and types, entries of 64 bits before those of 32.
+
+        What comes back copies such host arrays to the device, as these types.
+        """
+        return lambda *parts: [
+            self.array(part.astype(dtype, copy=False)) for part, (_, dtype) in zip(parts, kinds, strict=True)
+        ]
 
     def host(self, x: Any) -> np.ndarray:
         """The values on the host, once they are there; bfloat16 may come as float32."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -69,8 +69,14 @@ def search_on_device(
     arrays = arrays_of(_framework(asked, base, device, engine), device)
     narrow = framework_of(asked.framework).refusal(np.dtype(np.int64)) is not None  # JAX without 64-bit types
     with arrays.context():
-        queries, best, short = _run(arrays, kind, asked, base, k, block)
-        return result_of(arrays, asked, queries.usable, best, metric, short=short, narrow=narrow)
+        chain, short = _run(arrays, kind, asked, base, k, block)
+        send = None
+        if chain.queries.arrays is not arrays and not asked.device.is_host:  # made ready while the device works
+            shape, whole = (len(asked), k), "int32" if narrow else "int64"
+            distances = "float32" if short or narrow else "float64"
+            send = arrays.sending((shape, whole), (shape[:1], whole), (shape, distances))
+        best, usable = chain.answer(), chain.queries.usable
+        return result_of(arrays, asked, usable, best, metric, short=short, narrow=narrow, send=send)
 
 
 def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
@@ -99,11 +105,15 @@ def _queries(arrays: Arrays, asked: Matrix, k: int) -> Queries:
 
 def native_of(arrays: Arrays, m: Matrix) -> Any:
     """The matrix as a tensor of the framework that computes, shared where that is possible; for reading only."""
+    view = m._view
+    there = view.framework == arrays.framework.name and view.device == arrays.device
+    if there and view.native is not None and view.pending is None:
+        return view.native
     return m.to_tensor(arrays.framework.name, device=arrays.device, share_readonly=True)
 
 
-def _run(arrays: Arrays, kind: Kind, asked: Matrix, base: Any, k: int, block: int | None) -> tuple[Queries, Best, bool]:
-    """The queries, their answer, and whether all numbers were short floats."""
+def _run(arrays: Arrays, kind: Kind, asked: Matrix, base: Any, k: int, block: int | None) -> tuple[Chain, bool]:
+    """The answer, of which the last block is still to come, and whether all numbers were short floats."""
     chain = Chain(lambda: _queries(arrays, asked, k), k)
     count, kinds, number = len(asked), [asked.dtype], 0
     for m in _blocks(arrays, base, block):
@@ -117,7 +127,7 @@ def _run(arrays: Arrays, kind: Kind, asked: Matrix, base: Any, k: int, block: in
             part = rows if step >= len(m) else rows[start : start + step, :]
             chain.add(Screen(arrays, kind, part, number + start, k, careful=chain.careful, bounded=bounded))
         number += len(m)
-    return chain.queries, chain.answer(), all(map(is_short_float, kinds))
+    return chain, all(map(is_short_float, kinds))
 
 
 def _rows_of_tile(arrays: Arrays, m: Matrix, queries: int) -> int:
@@ -166,11 +176,20 @@ def require_numbers_on(arrays: Arrays, what: str, m: Matrix) -> None:
 
 
 def result_of(
-    arrays: Arrays, asked: Matrix, usable: Any, best: Best, metric: str, *, short: bool, narrow: bool
+    arrays: Arrays,
+    asked: Matrix,
+    usable: Any,
+    best: Best,
+    metric: str,
+    *,
+    short: bool,
+    narrow: bool,
+    send: Callable[..., list[Any]] | None = None,
 ) -> KnnResult:
     """Ids, distances and counts, where the queries are and in their framework.
 
     ``usable`` (q,): queries that have neighbours.  ``short``: distances are float32.  ``narrow``: without 64-bit types.
+    ``send`` brings ids, counts and distances to the queries' device, for an answer that lives on the host.
     """
     home, dtype = best.arrays, "float32" if short else "float64"
     xp = home.xp
@@ -185,15 +204,13 @@ def result_of(
     with np.errstate(over="ignore", under="ignore"):
         if asked.device.is_host:
             return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
-        distances = home.astype(keys, "float32" if narrow else dtype)
-    whole = "int32" if narrow else "int64"
-    valid = home.astype(xp.sum(ids >= 0, axis=1), whole)
-    parts: Any = home.astype(ids, whole), valid, distances
-    if home is not arrays:
-        parts = arrays.sent(*parts)
+        valid = xp.sum(ids >= 0, axis=1)
+        if send is not None:
+            ids, valid, distances = send(ids, valid, keys)
+        else:
+            distances = home.astype(keys, "float32" if narrow else dtype)
+            ids, valid = (home.astype(part, "int32" if narrow else "int64") for part in (ids, valid))
     owner = framework_of(asked.framework)
     if owner.name == arrays.framework.name or not owner.computes:
-        ids, valid, distances = parts
-    else:
-        ids, valid, distances = (convert(part, owner.name, device=asked.device) for part in parts)
-    return KnnResult(ids, distances, valid)
+        return KnnResult(ids, distances, valid)
+    return KnnResult(*(convert(part, owner.name, device=asked.device) for part in (ids, distances, valid)))
