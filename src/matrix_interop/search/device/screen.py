@@ -72,7 +72,7 @@ class Queries:
         else:
             wide = widened(self.source.host(self.native) if self.brought is None else self.brought)
         usable = xp.all(xp.isfinite(wide), axis=1)
-        if arrays.quick and usable.all():
+        if arrays.quick and usable.all():  # nothing to replace
             return wide, usable
         return xp.where(usable[:, None], wide, 0.0), usable
 
@@ -145,8 +145,7 @@ class Attempt:
             self.build_on(best)
         if self._proof is None:
             return self.found
-        with np.errstate(all="ignore"):
-            proven = self._proof()
+        proven = self._proof()
         return self.found if proven.all() else self.screen.mended(self, best, proven)
 
 

@@ -61,17 +61,17 @@ class TorchArrays(Arrays):
 
     def sending(self, *kinds: tuple[tuple[int, ...], str]) -> Callable[..., list[Any]]:
         """In one copy, from pinned memory: so nobody waits. The arrays share its memory."""
-        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds]
-        here = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=self._where.type == "cuda")
-        there = torch.empty(sum(sizes), dtype=torch.uint8, device=self._where)
-        held, made = (
-            [
-                part.view(getattr(torch, dtype)).view(shape)
-                for part, (shape, dtype) in zip(torch.split_with_sizes(whole, sizes), kinds, strict=True)
-            ]
-            for whole in (here, there)
-        )
-        places = [part.numpy() for part in held]
+        starts = [0, *accumulate(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds)]
+        size = starts[-1] + -starts[-1] % 8  # whole words, so that all of it can be seen as any type
+        here = torch.empty(size, dtype=torch.uint8, pin_memory=self._where.type == "cuda")
+        there = torch.empty(size, dtype=torch.uint8, device=self._where)
+        data, seen = here.numpy(), {dtype: there.view(getattr(torch, dtype)) for _, dtype in kinds}
+        places, made = [], []
+        for (shape, dtype), start in zip(kinds, starts, strict=False):
+            place: np.ndarray = np.ndarray(shape, dtype, data, start)
+            strides = [step // place.itemsize for step in place.strides]
+            places.append(place)
+            made.append(seen[dtype].as_strided(shape, strides, start // place.itemsize))
 
         def send(*parts: np.ndarray) -> list[Any]:
             for place, part in zip(places, parts, strict=True):
