@@ -329,9 +329,9 @@ class Matrix:
         """The rows as matrices of ``block`` rows each (None: about 32 MiB), the last one shorter.
 
         ``select`` as in `rows`.  Where the matrix lies they are views, row numbers copied.  With ``device`` or
-        ``framework`` each block goes there as by `from_tensor`: from host memory, a mapped file too, the next one is
-        read and sent by another thread while you work with one, so memory for two is needed; from a device to the host
-        they come read-only, as in `rows`.
+        ``framework`` each block goes there as by `from_tensor`: from host memory, a mapped file too, one is sent while
+        the device still does what you queued for the one before, so memory for two is needed; from a device to the
+        host they come read-only, as in `rows`.
         """
         from matrix_interop.rows import blocks_of
 

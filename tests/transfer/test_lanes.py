@@ -276,7 +276,7 @@ def test_what_progress_raises_ends_the_move(
 
 
 def test_one_move_after_the_other_pins_the_reserve_at_most(device: SimulatedRuntime) -> None:
-    """What the arena takes beyond what is asked for included."""
+    """What the arena takes beyond what is asked for included, and while the device still reads for the one before."""
     values, out = numbers((9000, 1024)), np.empty((9000, 1024), F4)
     address, _ = on_device(device, values.shape)
     with use_arena(PinnedArena(1 << 30, runtime=device, upstream="host_alloc", decay_s=None)) as arena:

@@ -44,14 +44,18 @@ class Staging:
         """A block of ``wish`` bytes; of fewer, but at least ``least``, where other moves hold the rest."""
         nbytes = self._reserve(wish, least)
         try:
-            if not arena.reserved and nbytes > self.limit // 4:
-                # An arena takes more than it is asked for, as room for the next: asked for little, its first piece
-                # holds a block for one move within the limit.
-                arena.release(arena.block(self.limit // 4))
-            return arena.block(nbytes)
+            return self._block(arena, nbytes)
         except BaseException:
             self._free(nbytes)
             raise
+
+    def _block(self, arena: PinnedArena, nbytes: int) -> Block:
+        if not arena.reserved:
+            # An arena takes 40 MiB more than it is asked for, as room for the next. Asked for so much first, its piece
+            # is as large as the limit, and all that moves take one after the other or two at a time lies in it.
+            with suppress(*REFUSALS):
+                arena.release(arena.block(self.limit * 3 // 8))
+        return arena.block(nbytes)
 
     def _reserve(self, wish: int, least: int) -> int:
         while True:
@@ -109,7 +113,7 @@ class Staging:
                 return None
             self._used += nbytes
         try:
-            block = arena.block(nbytes)
+            block = self._block(arena, nbytes)
             with self._change:
                 self._kept.append(weakref.ref(block))
             return block
