@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec
-from itertools import chain
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -288,8 +287,12 @@ def _load(name: str) -> Framework:
         return adapter
 
 
+def _is_imported(name: str) -> bool:
+    return name in _registered or name in sys.modules
+
+
 def _is_installed(name: str) -> bool:
-    if name in _registered or name in sys.modules:
+    if _is_imported(name):
         return True
     try:
         spec = _spec(name)
@@ -364,14 +367,16 @@ def device_framework(device_type: str) -> Framework:
     Order of preference: registered ones, then torch, CuPy, JAX.  Raises `FrameworkNotInstalledError` where none is.
     """
     names = [*_registered, *_OWNERS]
-    here = (name for name in names if name in sys.modules or name in _registered)
-    for name in chain(here, filter(_is_installed, names)):  # whether a module is installed takes long to find out
-        try:
-            found = framework(name)
-        except FrameworkNotInstalledError:
-            continue
-        if device_type in found.device_types:
-            return found
+    for seen in (_is_imported, _is_installed):  # whether a module is installed takes long to find out
+        for name in names:
+            if not seen(name):
+                continue
+            try:
+                found = _adapters.get(name) or framework(name)
+            except FrameworkNotInstalledError:
+                continue
+            if device_type in found.device_types:
+                return found
     what = f"no framework here holds {device_type} memory"
     msg = f"{what}: pip install 'matrix-interop[torch]' or 'matrix-interop[cupy-cuda13]'"
     raise FrameworkNotInstalledError(msg)

@@ -52,6 +52,7 @@ class TorchFramework(Framework):
 
     name = "torch"
     device_types = ("cpu", "cuda", "oneapi", "metal")
+    _devices: tuple[Device, ...] = (CPU,)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)
@@ -216,8 +217,9 @@ class TorchFramework(Framework):
         return array_api_compat.torch
 
     def devices(self) -> tuple[Device, ...]:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return (CPU, *(CUDA_DEVICES[index] for index in range(count)))
+        if len(self._devices) == 1 and torch.cuda.is_available():  # once there, they stay
+            self._devices = (CPU, *(CUDA_DEVICES[index] for index in range(torch.cuda.device_count())))
+        return self._devices
 
     def current_device(self) -> Device:
         return CUDA_DEVICES[torch.cuda.current_device()] if torch.cuda.is_available() else CPU

@@ -169,8 +169,11 @@ class CudaRuntime:
 
     # Moving bytes ------------------------------------------------------------------------------
     def copy(self, dst: int, src: int, nbytes: int, *, ordinal: int, stream: int) -> None:
-        if nbytes:
-            self._enqueue("cuMemcpyAsync", dst, src, nbytes, ordinal=ordinal, stream=stream)
+        if not nbytes:
+            return
+        handle = self._streams.get(stream) or self._stream(stream)  # as in `_enqueue`, without the call
+        if stream <= _LAST_NAMED_STREAM or self._api.cuMemcpyAsync(dst, src, nbytes, handle)[0]:
+            self.call_on(ordinal, "cuMemcpyAsync", dst, src, nbytes, handle)
 
     def copy_rows(
         self, dst: int, dst_pitch: int, src: int, src_pitch: int, width: int, rows: int, *, ordinal: int, stream: int
@@ -243,7 +246,9 @@ class CudaRuntime:
         raise self.failure("cuEventQuery", error)
 
     def synchronize(self, event: int) -> None:
-        self.call("cuEventSynchronize", self._events[event][0])
+        error = self._api.cuEventSynchronize(self._events[event][0])[0]
+        if error:
+            raise self.failure("cuEventSynchronize", error)
 
     def release(self, event: int) -> None:
         self._events[event][1].append(event)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -248,12 +249,10 @@ class _Move:
             lane.run()
 
     def count(self, nbytes: int) -> None:
-        """So many bytes more have been handed on."""
-        if self.report is None:
-            return
+        """So many bytes more have been handed on; for a move that reports."""
         with self._lock:
             self._moved += nbytes
-        if self._moved < self.nbytes and threading.get_ident() == self._caller:
+        if self.report is not None and self._moved < self.nbytes and threading.get_ident() == self._caller:
             self.report(self._moved, self.nbytes)
 
     def explained(self, error: BaseException, place: int) -> BaseException:
@@ -279,36 +278,36 @@ class _Lane:
         self._to_device = to_device
         self._staging = staging_of(move.arena)
         self._block: Block | None = None
-        self._slots: list[Any] = []
-        self._used = 0
-        #: Copies that the device has not done yet, the oldest first.
-        self._flight: deque[tuple[int, int, Part]] = deque()
+        #: (address, what the packing copies to and from), in turn.
+        self._slots: Iterator[tuple[int, Any]] = iter(())
+        #: Copies that the device has not done yet, the oldest first: event, slot, part.
+        self._flight: deque[tuple[int, tuple[int, Any], Part]] = deque()
         #: The byte that is being moved.
         self._place = offset
 
     def run(self) -> None:
         """Move the share: all chunks, in order."""
+        move, packing, to_device = self._move, self._packing, self._to_device
         chunk, count = self._chunks()
-        self._block = block = self._staging.take(self._move.arena, chunk * count, chunk)
+        self._block = block = self._staging.take(move.arena, chunk * count, chunk)
         if block.nbytes < chunk * count:
             chunk = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
-        self._slots = self._packing.slots(block, chunk, count)
-        addresses = [block.address + chunk * slot for slot in range(count)]
-        fill, to_device = self._packing.fill, self._to_device
-        for part in self._packing.parts(chunk):
-            if self._move.stopped:
+        addresses = range(block.address, block.address + chunk * count, chunk)
+        self._slots = cycle(zip(addresses, packing.slots(block, chunk, count), strict=True))
+        for part in packing.parts(chunk):
+            if move.stopped:
                 return
             slot = self._slot()
-            self._place = self._offset + part.offset
+            self._place = self._offset + part[1]
             if to_device:
-                fill(self._slots[slot], part)
-            self._launch(addresses[slot], slot, part)
+                packing.fill(slot[1], part)
+            self._launch(slot, part)
         if not to_device:
             while self._flight:
                 self._land()
-        elif self._packing.nbytes >= 2 * self._setting.chunk_bytes:
+        elif packing.nbytes >= 2 * self._setting.chunk_bytes:
             for _ in range(self._setting.extra):
-                fill(self._slots[self._slot()], part)
+                packing.fill(self._slot()[1], part)
 
     def _chunks(self) -> tuple[int, int]:
         """Bytes of a chunk, and how many there are."""
@@ -319,11 +318,10 @@ class _Lane:
         chunk = self._staging.largest(-(-chunk // _ALIGNMENT) * _ALIGNMENT)
         return chunk, max(1, min(setting.in_flight, -(-total // chunk), self._staging.limit // chunk))
 
-    def _slot(self) -> int:
+    def _slot(self) -> tuple[int, Any]:
         """The next slot, once the device is done with it."""
-        slot = self._used % len(self._slots)
-        self._used += 1
-        if self._flight and self._flight[0][1] == slot:
+        slot = next(self._slots)
+        if self._flight and self._flight[0][1] is slot:
             self._land()
         return slot
 
@@ -332,13 +330,14 @@ class _Lane:
         event, slot, part = self._flight.popleft()
         finish(self._move.runtime, event)
         if not self._to_device:
-            self._packing.empty(self._slots[slot], part)
+            self._packing.empty(slot[1], part)
 
-    def _launch(self, chunk: int, slot: int, part: Part) -> None:
-        """Have the device move ``part`` from or to the chunk at that address."""
-        move, there = self._move, self._move.address + self._place
+    def _launch(self, slot: tuple[int, Any], part: Part) -> None:
+        """Have the device move ``part`` from or to that slot."""
+        move, chunk, nbytes = self._move, slot[0], part[2]
+        there = move.address + self._place
         dst, src = (there, chunk) if self._to_device else (chunk, there)
-        move.runtime.copy(dst, src, part.nbytes, ordinal=move.ordinal, stream=move.stream)
+        move.runtime.copy(dst, src, nbytes, ordinal=move.ordinal, stream=move.stream)
         try:
             event = move.runtime.record(move.stream, move.ordinal)
         except BaseException:
@@ -346,7 +345,8 @@ class _Lane:
                 move.runtime.stream_synchronize(move.stream, move.ordinal)
             raise
         self._flight.append((event, slot, part))
-        move.count(part.nbytes)
+        if move.report is not None:
+            move.count(nbytes)
 
     def __enter__(self) -> Self:
         return self

@@ -7,9 +7,9 @@ are copied the processor's caches hold their bytes, so that each line of Python 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,12 +20,8 @@ from matrix_interop.transfer.files import Pages, pages_of
 __all__ = ["Packing", "Part", "packing_of"]
 
 
-class Part(NamedTuple):
-    """A piece of a host array: its values, and where they begin once packed, in bytes, and how many bytes they are."""
-
-    values: Any
-    offset: int
-    nbytes: int
+#: A piece of a host array: its values, where they begin once packed, in bytes, and how many bytes they are.
+Part = tuple[Any, int, int]
 
 
 class Packing(Protocol):
@@ -69,8 +65,9 @@ class _Dense:
     def __init__(self, flat: np.ndarray, file: Pages | None, *, pooled: bool) -> None:
         tensor = tensor_of(flat) if pooled else None
         self.pooled = tensor is not None
-        self._values = flat if tensor is None else tensor
         self.nbytes = flat.nbytes
+        self._values: Any = flat if tensor is None else tensor
+        self._copy: Callable[[Any, Any], Any] = np.copyto if tensor is None else type(tensor).copy_
         self._flat = flat
         self._file = file
 
@@ -87,7 +84,7 @@ class _Dense:
             if self._file is not None:
                 self._file.read_ahead(self._flat, start, step)
             stop = min(start + step, total)
-            yield Part(values[start:stop], start * size, (stop - start) * size)
+            yield values[start:stop], start * size, (stop - start) * size
 
     def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
         flat: np.ndarray = np.ndarray((count, nbytes // self._flat.itemsize), self._flat.dtype, block)
@@ -95,16 +92,12 @@ class _Dense:
         return list(flat if tensor is None else tensor)
 
     def fill(self, slot: Any, part: Part) -> None:
-        self._copy(slot[: len(part.values)], part.values)
+        values, _offset, nbytes = part
+        self._copy(slot if slot.nbytes == nbytes else slot[: nbytes // self._flat.itemsize], values)
 
     def empty(self, slot: Any, part: Part) -> None:
-        self._copy(part.values, slot[: len(part.values)])
-
-    def _copy(self, out: Any, values: Any) -> None:
-        if self.pooled:
-            out.copy_(values)
-        else:
-            np.copyto(out, values)
+        values, _offset, nbytes = part
+        self._copy(values, slot if slot.nbytes == nbytes else slot[: nbytes // self._flat.itemsize])
 
 
 class _InFile:
@@ -122,14 +115,15 @@ class _InFile:
 
     def parts(self, nbytes: int) -> Iterator[Part]:
         for start in range(0, self.nbytes, nbytes):
-            yield Part(None, start, min(nbytes, self.nbytes - start))
+            yield None, start, min(nbytes, self.nbytes - start)
 
     def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
         whole = block.array.data
         return [whole[number * nbytes : (number + 1) * nbytes] for number in range(count)]
 
     def fill(self, slot: Any, part: Part) -> None:
-        self._file.read(slot[: part.nbytes], self._first + part.offset)
+        _values, offset, nbytes = part
+        self._file.read(slot[:nbytes], self._first + offset)
 
     def empty(self, slot: Any, part: Part) -> None:
         raise AssertionError("a mapped file is never written through its descriptor")
@@ -167,21 +161,21 @@ class _Strided:
             if self._file is not None:
                 self._file.read_ahead(array, start, step)
             values = array[start : start + step]
-            yield Part(values, offset + start * row, len(values) * row)
+            yield values, offset + start * row, len(values) * row
 
     def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
         return [(block, number * nbytes) for number in range(count)]
 
     def fill(self, slot: Any, part: Part) -> None:
-        self._copy(self._typed(slot, part), part.values)
+        self._copy(self._typed(slot, part[0]), part[0])
 
     def empty(self, slot: Any, part: Part) -> None:
-        self._copy(part.values, self._typed(slot, part))
+        self._copy(part[0], self._typed(slot, part[0]))
 
-    def _typed(self, slot: tuple[Block, int], part: Part) -> np.ndarray:
-        """The slot as an array of the part's shape."""
+    def _typed(self, slot: tuple[Block, int], values: np.ndarray) -> np.ndarray:
+        """The slot as an array of the shape of ``values``."""
         block, offset = slot
-        return np.ndarray(part.values.shape, self._dtype, block, offset)
+        return np.ndarray(values.shape, self._dtype, block, offset)
 
 
 def _edges(count: int, lanes: int) -> list[int]:

@@ -108,8 +108,8 @@ def transfer_setting(
 
 def changed(setting: Setting) -> Setting | None:
     """The setting with what was said by hand, or None where nothing was."""
-    wanted = {**_of_environment(os.environ.get(_VARIABLE, "")), **dict(_changes.get())}
-    return replace(setting, **wanted) if wanted else None
+    text, changes = os.environ.get(_VARIABLE), _changes.get()
+    return replace(setting, **{**_of_environment(text or ""), **dict(changes)}) if text or changes else None
 
 
 @cache
