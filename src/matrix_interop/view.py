@@ -386,5 +386,23 @@ class DeviceView(TensorView):
 
 def describe(view: TensorView) -> str:
     """One line: framework, dtype, shape, strides, device, read-only."""
-    readonly, dtype = ", read-only" if view.readonly else "", name_of(view.dtype)
-    return f"{view.framework} {dtype} {view.shape}, strides {view.strides} bytes, on {view.device}{readonly}"
+    return in_words(*facts_of(view))
+
+
+def facts_of(view: TensorView) -> tuple[str, np.dtype[Any], tuple[int, ...], tuple[int, ...], Device, bool]:
+    """What `describe` says of a view, without its memory: for `in_words`, which may never be asked."""
+    return view.framework, view.dtype, view.shape, view.strides, view.device, view.readonly
+
+
+def in_words(
+    framework: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    device: Device,
+    readonly: bool,
+) -> str:
+    """The text of `facts_of`."""
+    return (
+        f"{framework} {name_of(dtype)} {shape}, strides {strides} bytes, on {device}{', read-only' if readonly else ''}"
+    )

@@ -17,7 +17,7 @@ from matrix_interop.errors import CopyRequiredError, UnsupportedDtypeError, Unsu
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.reasons import Reason
 from matrix_interop.tracking import copies_forbidden, record_copy
-from matrix_interop.view import TensorView, describe
+from matrix_interop.view import TensorView, describe, facts_of, in_words
 
 __all__ = ["CopyPlan", "Order", "Step", "decide"]
 
@@ -41,15 +41,25 @@ class Step:
 class CopyPlan:
     """What a conversion will do, found without touching the data. ``print(plan)`` shows it as a table."""
 
-    #: The tensor that goes in and what comes out, in words.
-    source: str
-    target: str
     steps: tuple[Step, ...]
-    #: Shape, dtype, order and device of the result.
+    #: What goes in, as `facts_of` gives it.
+    given: tuple[Any, ...]
+    #: Framework, shape, dtype, order and device of the result.
+    framework: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     order: Order
     device: Device
+
+    @property
+    def source(self) -> str:
+        """The tensor that goes in, in words."""
+        return in_words(*self.given)
+
+    @property
+    def target(self) -> str:
+        """What comes out, in words."""
+        return f"{self.framework} {name_of(self.dtype)} on {self.device}"
 
     @property
     def zero_copy(self) -> bool:
@@ -119,24 +129,15 @@ def decide(
         if obstacle is not None:
             found.append((obstacle.reason, obstacle.text))
     result_order = _order_of_copy(header, order, target) if found else _order_of(header)
-    steps = []
     if found:
         wanted = wanted.newbyteorder("=")
-        steps.extend(_copies(view, place, wanted, result_order, found))
+        steps = _copies(view, place, wanted, result_order, found)
     elif view.note:
         grad = (Reason.GRAD,) if "graph" in view.note else ()
-        steps.append(Step("share", 0, grad, f"{_same(view, target)}; {view.note}"))
+        steps = (Step("share", 0, grad, f"{_same(view, target)}; {view.note}"),)
     else:
-        steps.append(Step("share", 0, (), _same(view, target)))
-    plan = CopyPlan(
-        describe(view),
-        f"{target.name} {name_of(wanted)} on {place}",
-        tuple(steps),
-        header.shape,
-        wanted,
-        result_order,
-        place,
-    )
+        steps = (Step("share", 0, (), _same(view, target)),)
+    plan = CopyPlan(steps, facts_of(view), target.name, header.shape, wanted, result_order, place)
     allowed = requested or copy or not found
     if not allowed and (copy is False or copies_forbidden()):
         refuse(plan, "copy=False" if copy is False else "forbid_copies()")
@@ -166,18 +167,18 @@ def _require_fit(view: TensorView, target: Framework, dtype: np.dtype[Any] | Non
 
 def _copies(
     view: TensorView, place: Device, wanted: np.dtype[Any], order: Order, found: list[tuple[Reason, str]]
-) -> list[Step]:
+) -> tuple[Step, ...]:
     """The steps that write new memory: one copy within a memory, or a move, after packing where a device must."""
-    reasons, text = tuple(reason for reason, _ in found), "; ".join(text for _, text in found)
+    reasons, text = tuple([reason for reason, _ in found]), "; ".join([text for _, text in found])
     nbytes = view.size * wanted.itemsize
     if place == view.device:
-        return [Step("copy", nbytes, reasons, text)]
+        return (Step("copy", nbytes, reasons, text),)
     dtype, packs = travels_as(view, place, wanted, order)
     if not packs:
-        return [Step("move", nbytes, reasons, text)]
+        return (Step("move", nbytes, reasons, text),)
     packing = f"packed on {view.device} into dense {dtype}, order {order!r}, before it moves"
     pack = Step("copy", view.size * dtype.itemsize, reasons[1:] or (Reason.STRIDES,), packing)
-    return [pack, Step("move", nbytes, reasons, text)]
+    return (pack, Step("move", nbytes, reasons, text))
 
 
 def travels_as(view: TensorView, place: Device, wanted: np.dtype[Any], order: Order) -> tuple[np.dtype[Any], bool]:

@@ -16,7 +16,7 @@ from matrix_interop.dlpack import header_of
 from matrix_interop.transfer.crew import CREW
 from matrix_interop.transfer.settings import processors
 
-__all__ = ["copy_by_torch", "copy_values", "copy_values_in_pool", "pool_carries", "pool_serves", "tensor_of"]
+__all__ = ["copy_by_torch", "copy_values", "copy_values_in_pool", "pool_is_there", "pool_serves", "tensor_of"]
 
 #: Below this many bytes one thread is done before others have begun.
 _ALONE: Final = 1 << 20
@@ -54,24 +54,20 @@ def copy_values_in_pool(out: np.ndarray, values: np.ndarray) -> None:
 
 
 # torch ---------------------------------------------------------------------------------------------
-def pool_carries(array: np.ndarray) -> bool:
-    """True where torch is loaded with several threads, and copies dense items of that size as they are."""
-    return _pool_is_there() and array.itemsize in _CARRIERS and array.flags.aligned
+def pool_is_there() -> bool:
+    """True where torch is loaded with several threads."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "from_numpy") and torch.get_num_threads() > 1
 
 
 def pool_serves(*arrays: np.ndarray) -> bool:
     """True where torch is loaded with several threads, can describe the arrays and converts between them as NumPy."""
-    if not _pool_is_there():
+    if not pool_is_there():
         return False
     first, second = arrays[0].dtype, arrays[-1].dtype
     return (
         (first == second and first.itemsize in _CARRIERS) or _converts(first, second) or _converts(second, first)
     ) and all(_plain(array) for array in arrays)
-
-
-def _pool_is_there() -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and hasattr(torch, "from_numpy") and torch.get_num_threads() > 1
 
 
 def _converts(narrow: np.dtype[Any], wide: np.dtype[Any]) -> bool:

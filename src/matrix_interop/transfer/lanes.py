@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 
@@ -268,7 +268,7 @@ class _Move:
 
 
 class _Lane:
-    """One thread's share of a move, and its chunks: slots of one pinned block that are used in turn."""
+    """One thread's share of a move, and its chunks: places in one pinned block that are used in turn."""
 
     def __init__(self, move: _Move, packing: Packing, offset: int, setting: Setting, *, to_device: bool) -> None:
         self._move = move
@@ -278,38 +278,39 @@ class _Lane:
         self._to_device = to_device
         self._staging = staging_of(move.arena)
         self._block: Block | None = None
-        #: (address, what the packing copies to and from), in turn.
-        self._slots: Iterator[tuple[int, Any]] = iter(())
-        #: Copies that the device has not done yet, the oldest first: event, slot, part.
-        self._flight: deque[tuple[int, tuple[int, Any], Part]] = deque()
-        #: The byte that is being moved.
-        self._place = offset
+        #: The block as the packing takes it.
+        self._chunks: Any = None
+        #: Where in the block the next chunk begins: in turn.
+        self._places: Iterator[int] = iter(())
+        #: Copies that the device has not done yet, the oldest first: event, where in the block, part.
+        self._flight: deque[tuple[int, int, Part]] = deque()
+        #: The byte of the array that is being moved.
+        self._moving = offset
 
     def run(self) -> None:
         """Move the share: all chunks, in order."""
         move, packing, to_device = self._move, self._packing, self._to_device
-        chunk, count = self._chunks()
+        chunk, count = self._sizes()
         self._block = block = self._staging.take(move.arena, chunk * count, chunk)
         if block.nbytes < chunk * count:
             chunk = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
-        addresses = range(block.address, block.address + chunk * count, chunk)
-        self._slots = cycle(zip(addresses, packing.slots(block, chunk, count), strict=True))
+        self._places = cycle(range(0, chunk * count, chunk))
         for part in packing.parts(chunk):
             if move.stopped:
                 return
-            slot = self._slot()
-            self._place = self._offset + part[1]
+            at = self._place()
+            self._moving = self._offset + part[1]
             if to_device:
-                packing.fill(slot[1], part)
-            self._launch(slot, part)
+                self._fill(at, part)
+            self._launch(block.address + at, at, part)
         if not to_device:
             while self._flight:
                 self._land()
         elif packing.nbytes >= 2 * self._setting.chunk_bytes:
             for _ in range(self._setting.extra):
-                packing.fill(self._slot()[1], part)
+                self._fill(self._place(), part)
 
-    def _chunks(self) -> tuple[int, int]:
+    def _sizes(self) -> tuple[int, int]:
         """Bytes of a chunk, and how many there are."""
         total, setting = self._packing.nbytes, self._setting
         chunk = min(setting.chunk_bytes, total)
@@ -318,24 +319,30 @@ class _Lane:
         chunk = self._staging.largest(-(-chunk // _ALIGNMENT) * _ALIGNMENT)
         return chunk, max(1, min(setting.in_flight, -(-total // chunk), self._staging.limit // chunk))
 
-    def _slot(self) -> tuple[int, Any]:
-        """The next slot, once the device is done with it."""
-        slot = next(self._slots)
-        if self._flight and self._flight[0][1] is slot:
+    def _place(self) -> int:
+        """Where the next chunk goes, once the device is done with what lies there."""
+        at = next(self._places)
+        if self._flight and self._flight[0][1] == at:
             self._land()
-        return slot
+        return at
+
+    def _fill(self, at: int, part: Part) -> None:
+        if self._chunks is None:
+            self._chunks = self._packing.over(cast(Block, self._block))
+        self._packing.fill(self._chunks, at, part)
 
     def _land(self) -> None:
         """Wait for the oldest copy; what came from the device goes where it belongs."""
-        event, slot, part = self._flight.popleft()
+        event, at, part = self._flight.popleft()
+        if not self._to_device and self._chunks is None:  # not before: the device works meanwhile
+            self._chunks = self._packing.over(cast(Block, self._block))
         finish(self._move.runtime, event)
         if not self._to_device:
-            self._packing.empty(slot[1], part)
+            self._packing.empty(self._chunks, at, part)
 
-    def _launch(self, slot: tuple[int, Any], part: Part) -> None:
-        """Have the device move ``part`` from or to that slot."""
-        move, chunk, nbytes = self._move, slot[0], part[2]
-        there = move.address + self._place
+    def _launch(self, chunk: int, at: int, part: Part) -> None:
+        """Have the device move ``part`` from or to the chunk at that address."""
+        move, nbytes, there = self._move, part[2], self._move.address + self._moving
         dst, src = (there, chunk) if self._to_device else (chunk, there)
         move.runtime.copy(dst, src, nbytes, ordinal=move.ordinal, stream=move.stream)
         try:
@@ -344,7 +351,7 @@ class _Lane:
             with contextlib.suppress(*REFUSALS):
                 move.runtime.stream_synchronize(move.stream, move.ordinal)
             raise
-        self._flight.append((event, slot, part))
+        self._flight.append((event, at, part))
         if move.report is not None:
             move.count(nbytes)
 
@@ -354,15 +361,15 @@ class _Lane:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         move, block = self._move, self._block
         if block is not None and self._flight:
-            *earlier, (last, _slot, _part) = self._flight
-            for event, _slot, _part in earlier:
+            *earlier, (last, _at, _part) = self._flight
+            for event, _at, _part in earlier:
                 move.runtime.release(event)
             self._staging.leave(move.arena, move.runtime, move.ordinal, move.stream, block, last)
         elif block is not None:
             self._staging.give(move.arena, block)
         if error is not None:
             move.stopped = True
-            explained = move.explained(error, self._place)
+            explained = move.explained(error, self._moving)
             if explained is not error:
                 raise explained
 

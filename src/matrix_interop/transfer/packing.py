@@ -1,7 +1,7 @@
 """How the values of a host array get into chunks and out of them.
 
-A chunk is a slot of a pinned block.  Whatever is the same for all chunks is made once, before the first: while chunks
-are copied the processor's caches hold their bytes, so that each line of Python between two of them runs from cold.
+A chunk is a part of a pinned block.  Whatever is the same for all chunks is made once: while chunks are copied the
+processor's caches hold their bytes, so that each line of Python between two of them runs from cold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from matrix_interop.memory import Block
-from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_carries, pool_serves, tensor_of
+from matrix_interop.transfer.copying import copy_by_torch, copy_values, pool_is_there, pool_serves, tensor_of
 from matrix_interop.transfer.files import Pages, pages_of
 
 __all__ = ["Packing", "Part", "packing_of"]
@@ -38,14 +38,14 @@ class Packing(Protocol):
     def parts(self, nbytes: int) -> Iterator[Part]:
         """Parts of at most so many bytes, one behind the other. Those of a mapped file are read ahead."""
 
-    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
-        """``count`` slots of ``nbytes`` each in ``block``, as `fill` and `empty` take them."""
+    def over(self, block: Block) -> Any:
+        """A pinned block as `fill` and `empty` take it."""
 
-    def fill(self, slot: Any, part: Part) -> None:
-        """Copy the values of a part into a slot."""
+    def fill(self, chunks: Any, at: int, part: Part) -> None:
+        """Copy the values of a part into a block, from byte ``at`` on."""
 
-    def empty(self, slot: Any, part: Part) -> None:
-        """Copy a slot to where the values of a part belong."""
+    def empty(self, chunks: Any, at: int, part: Part) -> None:
+        """Copy what a block holds from byte ``at`` on to where the values of a part belong."""
 
 
 def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool, to_device: bool) -> Packing:
@@ -54,13 +54,13 @@ def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool, to_device
     if array.dtype == dtype and array.flags.c_contiguous:
         if file is not None and file.readable and to_device:
             return _InFile(file, file.position(array), array.nbytes)
-        return _Dense(array.reshape(-1), file, pooled=pool and pool_carries(array))
+        return _Dense(array.reshape(-1).view(np.uint8), file, pooled=pool and pool_is_there())
     pooled = pool and pool_serves(np.empty(0, dtype), array)
     return _Strided(array if array.ndim else array.reshape(1), dtype, file, pooled=pooled)
 
 
 class _Dense:
-    """Values that are bytes in a row: parts and slots are slices of two flat arrays, or of two of torch's tensors."""
+    """Values that are bytes in a row: parts are slices of a flat array, or of a tensor of torch over it."""
 
     def __init__(self, flat: np.ndarray, file: Pages | None, *, pooled: bool) -> None:
         tensor = tensor_of(flat) if pooled else None
@@ -72,32 +72,25 @@ class _Dense:
         self._file = file
 
     def spread(self, lanes: int) -> list[tuple[Packing, int]]:
-        flat, size = self._flat, self._flat.itemsize
-        return [
-            (_Dense(flat[a:b], self._file, pooled=self.pooled), a * size) for a, b in pairwise(_edges(len(flat), lanes))
-        ]
+        flat = self._flat
+        return [(_Dense(flat[a:b], self._file, pooled=self.pooled), a) for a, b in pairwise(_edges(len(flat), lanes))]
 
     def parts(self, nbytes: int) -> Iterator[Part]:
-        values, total, size = self._values, len(self._flat), self._flat.itemsize
-        step = max(1, nbytes // size)
-        for start in range(0, total, step):
+        for start in range(0, self.nbytes, nbytes):
             if self._file is not None:
-                self._file.read_ahead(self._flat, start, step)
-            stop = min(start + step, total)
-            yield values[start:stop], start * size, (stop - start) * size
+                self._file.read_ahead(self._flat, start, nbytes)
+            stop = min(start + nbytes, self.nbytes)
+            yield self._values[start:stop], start, stop - start
 
-    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
-        flat: np.ndarray = np.ndarray((count, nbytes // self._flat.itemsize), self._flat.dtype, block)
-        tensor = tensor_of(flat) if self.pooled else None
-        return list(flat if tensor is None else tensor)
+    def over(self, block: Block) -> Any:
+        flat = block.array
+        return tensor_of(flat) if self.pooled else flat
 
-    def fill(self, slot: Any, part: Part) -> None:
-        values, _offset, nbytes = part
-        self._copy(slot if slot.nbytes == nbytes else slot[: nbytes // self._flat.itemsize], values)
+    def fill(self, chunks: Any, at: int, part: Part) -> None:
+        self._copy(chunks[at : at + part[2]], part[0])
 
-    def empty(self, slot: Any, part: Part) -> None:
-        values, _offset, nbytes = part
-        self._copy(values, slot if slot.nbytes == nbytes else slot[: nbytes // self._flat.itemsize])
+    def empty(self, chunks: Any, at: int, part: Part) -> None:
+        self._copy(part[0], chunks[at : at + part[2]])
 
 
 class _InFile:
@@ -117,15 +110,14 @@ class _InFile:
         for start in range(0, self.nbytes, nbytes):
             yield None, start, min(nbytes, self.nbytes - start)
 
-    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
-        whole = block.array.data
-        return [whole[number * nbytes : (number + 1) * nbytes] for number in range(count)]
+    def over(self, block: Block) -> Any:
+        return block.array.data
 
-    def fill(self, slot: Any, part: Part) -> None:
+    def fill(self, chunks: Any, at: int, part: Part) -> None:
         _values, offset, nbytes = part
-        self._file.read(slot[:nbytes], self._first + offset)
+        self._file.read(chunks[at : at + nbytes], self._first + offset)
 
-    def empty(self, slot: Any, part: Part) -> None:
+    def empty(self, chunks: Any, at: int, part: Part) -> None:
         raise AssertionError("a mapped file is never written through its descriptor")
 
 
@@ -163,19 +155,16 @@ class _Strided:
             values = array[start : start + step]
             yield values, offset + start * row, len(values) * row
 
-    def slots(self, block: Block, nbytes: int, count: int) -> list[Any]:
-        return [(block, number * nbytes) for number in range(count)]
+    def over(self, block: Block) -> Any:
+        return block
 
-    def fill(self, slot: Any, part: Part) -> None:
-        self._copy(self._typed(slot, part[0]), part[0])
+    def fill(self, chunks: Any, at: int, part: Part) -> None:
+        values = part[0]
+        self._copy(np.ndarray(values.shape, self._dtype, chunks, at), values)
 
-    def empty(self, slot: Any, part: Part) -> None:
-        self._copy(part[0], self._typed(slot, part[0]))
-
-    def _typed(self, slot: tuple[Block, int], values: np.ndarray) -> np.ndarray:
-        """The slot as an array of the shape of ``values``."""
-        block, offset = slot
-        return np.ndarray(values.shape, self._dtype, block, offset)
+    def empty(self, chunks: Any, at: int, part: Part) -> None:
+        values = part[0]
+        self._copy(values, np.ndarray(values.shape, self._dtype, chunks, at))
 
 
 def _edges(count: int, lanes: int) -> list[int]:

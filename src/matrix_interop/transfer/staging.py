@@ -126,6 +126,8 @@ class Staging:
             self._change.notify()
 
     def _kept_bytes(self) -> int:
+        if not self._kept:
+            return 0
         alive = [(ref, block.nbytes) for ref in self._kept if (block := ref()) is not None]
         self._kept = [ref for ref, _ in alive]
         return sum(nbytes for _, nbytes in alive)
