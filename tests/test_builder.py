@@ -10,12 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from matrix_interop import MatrixBuilder, from_tensor
-from matrix_interop.errors import ClosedError, UnsupportedDtypeError, UnsupportedLayoutError
+from matrix_interop import MatrixBuilder, forbid_copies, from_tensor
+from matrix_interop.errors import ClosedError, DeviceUnavailableError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.io import open_rows
 from simulated import lateframe
-from simulated.adapter import device_with_arena
+from simulated.adapter import LateframeFramework, device_with_arena
 from simulated.runtime import SimulatedRuntime
+from simulated.unserved import unserved_device
 
 PLACES: list[dict[str, Any]] = [
     {},
@@ -242,6 +243,74 @@ def test_appended_rows_are_checked_by_the_block(device: SimulatedRuntime) -> Non
     with pytest.raises(ValueError, match="64 of the rows 0 to 63"):
         builder.append(bad)
     assert len(builder) == 0
+
+
+def test_finish_may_fail(device: SimulatedRuntime) -> None:
+    """The builder is open then, and holds what it held: another attempt gives the matrix."""
+    for name in ("record", "wait"):
+        for calls in range(3):
+            builder = MatrixBuilder(16, device="ext:0")
+            builder.extend(iter(numbers(100)))
+            with lateframe.stream(lateframe.new_stream(0), 0):
+                device.fail(name, DeviceUnavailableError("the cable is out"), after=calls)
+                try:
+                    builder.finish()
+                except DeviceUnavailableError:
+                    assert len(builder) == 100
+                    assert values(builder) == numbers(100).tolist()
+                device._faults.clear()
+
+
+def test_a_device_that_is_nearly_full(device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where twice the memory is not there, less is taken; where none is, the rows stay, and more may come later."""
+    whole, asked, most = LateframeFramework.empty, [], 700
+
+    def limited(self: Any, shape: tuple[int, ...], *where: Any) -> Any:
+        asked.append(shape[0])
+        if shape[0] > most:
+            raise MemoryError("full")
+        return whole(self, shape, *where)
+
+    monkeypatch.setattr(LateframeFramework, "empty", limited)
+    builder = MatrixBuilder(16, device="ext:0")
+    for count in (400, 20, 200):
+        builder.extend(iter([numbers(1000)[len(builder) : len(builder) + count]]))
+    assert asked == [0, 400, 800, 450, 900, 620]
+    with pytest.raises(MemoryError, match="full"):
+        builder.extend(numbers(100))
+    builder.append(numbers(1000)[620])
+    most = 620
+    with pytest.raises(MemoryError, match="full"):
+        builder.finish()
+    most = 1000
+    assert values(builder) == numbers(621).tolist()
+
+
+def test_a_device_without_a_runtime() -> None:
+    """Its framework takes the whole matrix in the end."""
+    with unserved_device() as there:
+        builder = MatrixBuilder(16, device=there)
+        builder.extend(numbers(90))
+        builder.extend(from_tensor(numbers()[90:]).to_device(there))
+        made = builder.finish()
+        assert (made.device, made.framework) == (there, "unserved")
+        assert np.asarray(made.to_host()).tolist() == numbers().tolist()
+
+
+@pytest.mark.parametrize("where", ["cpu", "ext:0"])
+@pytest.mark.parametrize("count", [10, 200])
+def test_rows_are_asked_for(device: SimulatedRuntime, where: str, count: int) -> None:
+    """So `forbid_copies` has nothing against their copies, however many there are and wherever they come from."""
+    torch = pytest.importorskip("torch")
+    builder = MatrixBuilder(16, dtype="complex64", device=where)
+    turned = torch.from_numpy(numbers(1).astype(np.complex64)).conj()
+    with forbid_copies():
+        for x in (numbers(200).astype(np.float16), numbers(400)[::2]):
+            for there in ("ext:0", "ext:1"):
+                builder.extend(from_tensor(x[:count]).to_device(there)[::2])
+        builder.extend(turned.expand(count, 16))
+        builder.append(turned[0])
+        assert len(builder.finish()) == 3 * count + 1
 
 
 @pytest.mark.parametrize("where", ["cpu", "ext:0"])

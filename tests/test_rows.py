@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from matrix_interop import RowReader, forbid_copies, from_tensor, track_copies
-from matrix_interop.errors import DeviceUnavailableError
+from matrix_interop.errors import DeviceUnavailableError, UnsupportedLayoutError
 from matrix_interop.io import open_matrix, open_rows
 from matrix_interop.memory import PinnedArena, default_arena, is_pinned, use_arena
 from matrix_interop.rows import blocks_of
@@ -20,6 +20,7 @@ from matrix_interop.transfer.staging import staging_of
 from simulated import lateframe
 from simulated.adapter import device_with_arena
 from simulated.runtime import SimulatedRuntime
+from simulated.unserved import unserved_device
 
 SELECTIONS = [
     None,
@@ -196,6 +197,9 @@ def test_refusals() -> None:
     m = from_tensor(numbers())
     with pytest.raises(IndexError, match="index 200 at position 1"):
         m.rows([0, 200])
+    for numbered in (range(10**12), range(2**70)):  # refused without a list of them
+        with pytest.raises(IndexError, match="index 200 at position 200"):
+            m.rows(numbered)
     with pytest.raises(ValueError, match="block=0 rows"):
         m.rows(block=0)
     with pytest.raises(ValueError, match="block=-1 rows"):
@@ -204,10 +208,33 @@ def test_refusals() -> None:
     assert isinstance(m.rows(), RowReader)
 
 
-def test_no_entries() -> None:
-    """Rows without entries are still counted, and no rows give none."""
-    assert [row.shape for row in from_tensor(np.empty((3, 0), np.float32)).rows()] == [(0,)] * 3
-    assert list(from_tensor(np.empty((0, 3), np.float32)).rows()) == []
+@pytest.mark.parametrize("where", ["cpu", "ext:0"])
+def test_no_entries(device: SimulatedRuntime, where: str) -> None:
+    """Rows without entries are still counted, read-only and cut into blocks; no rows give none."""
+    narrow, short = (from_tensor(np.empty(shape, np.float32), device=where) for shape in ((3, 0), (0, 3)))
+    assert [(row.shape, row.flags.writeable) for row in narrow.rows()] == [((0,), False)] * 3
+    for target in (None, "cpu", "ext:0"):
+        assert [block.shape for block in narrow.blocks(2, device=target)] == [(2, 0), (1, 0)]
+        assert list(short.blocks(2, device=target)) == []
+    assert list(short.rows()) == []
+    assert list(narrow.rows([]).blocks()) == []
+
+
+def test_a_device_without_a_runtime() -> None:
+    """Rows and blocks come and go as its framework copies them."""
+    a = numbers()
+    m = from_tensor(a)
+    with unserved_device() as there:
+        moved = m.to_device(there)
+        for select in SELECTIONS:
+            expected = a[slice(None) if select is None else select].tolist()
+            assert [row.tolist() for row in moved.rows(select, block=9)] == expected
+        assert not next(iter(moved.rows())).flags.writeable
+        for source in (m, moved):
+            for target in ("cpu", there):
+                blocks = list(source.blocks(90, device=target))
+                assert [(len(block), block.device) for block in blocks] == [(90, target), (90, target), (20, target)]
+                assert np.array_equal(np.concatenate([np.asarray(block.to_host()) for block in blocks]), a)
 
 
 # Blocks --------------------------------------------------------------------------------------------
@@ -226,6 +253,17 @@ def test_blocks(device: SimulatedRuntime, select: Any, source: str, target: str 
     assert {str(block.device) for block in blocks} <= {target or str(m.device)}
     got = [np.asarray(block.to_host()) for block in blocks]
     assert np.array_equal(np.concatenate([expected[:0], *got]), expected)
+
+
+@pytest.mark.parametrize("select", SELECTIONS, ids=str)
+def test_large_blocks_of_a_device(device: SimulatedRuntime, select: Any) -> None:
+    """They have the rows that were asked for, also where those are more than are read ahead at once; read-only."""
+    a = numbers(200, 16 << 10)  # 64 KiB a row
+    blocks = from_tensor(a).to_device("ext:0").blocks(90, select=select, device="cpu")
+    expected, got = a[slice(None) if select is None else select], list(blocks)
+    assert [len(block) for block in got] == [min(90, len(expected) - at) for at in range(0, len(expected), 90)]
+    assert all(block.readonly for block in got)
+    assert np.array_equal(np.concatenate([expected[:0], *map(np.asarray, got)]), expected)
 
 
 def test_blocks_are_views_where_the_matrix_lies() -> None:
@@ -313,6 +351,34 @@ def test_a_block_that_cannot_be_sent(device: SimulatedRuntime) -> None:
     device.fail("copy", DeviceUnavailableError("the cable is out"), after=2)
     with pytest.raises(DeviceUnavailableError, match="the cable is out"):
         list(m.blocks(30, device="ext:0"))
+
+
+def test_a_block_that_no_stream_sends(device: SimulatedRuntime) -> None:
+    """Where the device makes none, no event stays out."""
+    device.fail("stream_create", DeviceUnavailableError("the cable is out"))
+    with pytest.raises(DeviceUnavailableError, match="the cable is out"):
+        list(from_tensor(numbers()).blocks(30, device="ext:0"))
+    assert device.events_out() == 0
+
+
+@pytest.mark.parametrize("target", [None, "ext:0"])
+@pytest.mark.parametrize("wrong", [np.s_[:29], np.s_[:31], np.s_[:30, :15]], ids=str)
+def test_a_source_that_gives_other_rows(device: SimulatedRuntime, wrong: Any, target: str | None) -> None:
+    """They are refused: fewer would leave memory as it was, more would be written beside it."""
+
+    class Source:
+        shape, dtype = (200, 16), np.dtype(np.float32)
+
+        def __len__(self) -> int:
+            return 200
+
+        def read(self, start: int, stop: int) -> np.ndarray:
+            return numbers()[start:][wrong] if start else numbers()[:stop]
+
+    blocks = blocks_of(Source(), 30, device=target)
+    assert len(next(blocks)) == 30
+    with pytest.raises(UnsupportedLayoutError, match=r"gave an array \(\d+, 1\d\) for 30 rows of 16 entries"):
+        list(blocks)
 
 
 @pytest.mark.parametrize("target", [None, "ext:0"])

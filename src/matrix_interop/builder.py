@@ -12,12 +12,13 @@ from matrix_interop.devices import Device, as_device
 from matrix_interop.dtypes import as_dtype, cast, require_unrounded
 from matrix_interop.errors import ClosedError, UnknownFrameworkError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.exchange.convert import copy_to, place_of
+from matrix_interop.exchange.intake import as_matrix, converted
 from matrix_interop.frameworks.registry import Framework, device_framework, read
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import Matrix, from_tensor
 from matrix_interop.memory import Region, default_arena, is_pinned
 from matrix_interop.reasons import Reason
-from matrix_interop.runtime import get_runtime
+from matrix_interop.runtime import get_runtime, is_served
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import copy_values_in_pool
 from matrix_interop.transfer.lanes import Mark, address_of, finish, upload
@@ -42,7 +43,8 @@ class MatrixBuilder:
 
     Nothing is copied at the end.  On the host the rows lie where the matrix will be, in memory that grows in place.
     Rows for a device go there as they come; with ``capacity`` its memory is taken at once, without, it doubles when it
-    is full, by a copy on the device, and the matrix keeps what is left over.  For one thread at a time.
+    is full (or grows by less, where the device has no more), by a copy on the device, and the matrix keeps what is left
+    over.  For one thread at a time.
     """
 
     __slots__ = (
@@ -81,7 +83,8 @@ class MatrixBuilder:
             raise UnsupportedDtypeError(msg)
         empty = TensorView.of(np.empty((0, self._dim), self._dtype), "numpy")
         self._device: Device = place_of(empty, self._target, device)
-        on_host = self._device.is_host
+        #: Where no runtime serves a device, its framework takes the whole matrix in the end.
+        on_host = self._device.is_host or not is_served(self._device.type)
         self._store: _HostRows | _DeviceRows | None = (
             _HostRows(self._dim, self._dtype, self._capacity)
             if on_host
@@ -161,11 +164,13 @@ class MatrixBuilder:
         """
         store = self._filling
         self._check_written(self._at)
-        made = store.finish(self._at)
+        if isinstance(store, _DeviceRows):
+            self._flush()
+        made = store.finish(len(self))
+        if made.device != self._device or made.framework != self._target.name:
+            made = from_tensor(made, device=self._device, framework=self._target.name)
         self._count, self._room, self._rows, self._store = len(made), 0, self._rows[:0], None
-        if made.device == self._device and made.framework == self._target.name:
-            return made
-        return from_tensor(made, device=self._device, framework=self._target.name)
+        return made
 
     # -------------------------------------------------------------------------------------------
     @property
@@ -362,10 +367,10 @@ class _DeviceRows:
                 copy_to(source, view)
             upload(source, address, self._dtype, self._device, self._stream)
         else:
-            moved = from_tensor(view, device=self._device, framework=self._target.name, dtype=self._dtype).contiguous()
+            moved = converted(view, self._device, self._target.name, self._dtype, "C", None, None, requested=True)
             self._follow(self._target.current_stream(self._device))
             nbytes = len(view) * self._row_bytes
-            self._runtime.copy(address, moved._view.pointer, nbytes, ordinal=self._device.index, stream=self._stream)
+            self._runtime.copy(address, moved.pointer, nbytes, ordinal=self._device.index, stream=self._stream)
             # Not every framework can be told that another stream still reads its memory.
             finish(self._runtime, self._runtime.record(self._stream, self._device.index))
         self._sent(len(view))
@@ -384,7 +389,7 @@ class _DeviceRows:
         held = self._raw.shape[0]
         if count <= held:
             return
-        native = self._target.empty((max(count, 2 * held), self._dim), self._dtype, self._device)
+        native = self._memory_for(count, held)
         raw = self._target.view(native)
         self._follow(self._target.current_stream(self._device))
         if self.sent:
@@ -393,22 +398,31 @@ class _DeviceRows:
             finish(self._runtime, self._runtime.record(self._stream, ordinal))
         self._native, self._raw = native, raw
 
+    def _memory_for(self, count: int, held: int) -> Any:
+        """Twice what is held; where the device has less left, an eighth more, or what is needed now."""
+        for more in (held, held // 8):
+            if held + more > count:
+                try:
+                    return self._target.empty((held + more, self._dim), self._dtype, self._device)
+                except Exception:  # noqa: BLE001, S110 - each framework has an error of its own
+                    pass
+        return self._target.empty((count, self._dim), self._dtype, self._device)
+
     def _follow(self, stream: int) -> None:
         if stream != self._stream:
             follow(self._runtime, self._device.index, self._stream, stream)
 
     def finish(self, count: int) -> Matrix:
-        self.flush(count)
         current = self._target.current_stream(self._device)
         if current != self._stream:
             follow(self._runtime, self._device.index, current, self._stream)
         made = from_tensor(self._target.written(self._native, current, self._device))
-        return made if self.sent == len(made) else made[: self.sent]
+        return made if count == len(made) else made[:count]
 
 
 def _as_rows(view: TensorView) -> TensorView:
     """A vector as a matrix of one row."""
-    return view if view.ndim == 2 else from_tensor(view, as_row=True)._view
+    return view if view.ndim == 2 else as_matrix(view, as_row=True)
 
 
 def _rows_of(view: TensorView, rows: slice) -> TensorView:
@@ -434,8 +448,8 @@ def _numbers(rows: Any, dtype: np.dtype[Any]) -> TensorView:
     """Nested lists as an array: numbers for a type of fractions are rounded to it, others have to fit."""
     try:
         given = np.asarray(rows)
-    except ValueError as error:
-        msg = f"the rows of a list have several lengths: {error}"
+    except Exception as error:  # whatever the entries raise
+        msg = f"the rows of a list have several lengths, or hold no numbers: {error}"
         raise UnsupportedLayoutError(msg) from error
     if given.dtype.kind not in "biufc":
         msg = f"a list of {given.dtype} holds no numbers that {dtype} could hold"

@@ -326,7 +326,7 @@ class Matrix:
     def blocks(
         self, block: int | None = None, *, select: Any = None, device: Any = None, framework: Any = None
     ) -> Iterator[Matrix]:
-        """The rows as matrices of ``block`` rows each (None: about 32 MiB), the last one shorter.
+        """The rows as matrices of ``block`` rows each, the last one shorter. None: 32 MiB, from a device to the host 4.
 
         ``select`` as in `rows`.  Where the matrix lies they are views, row numbers copied.  With ``device`` or
         ``framework`` each block goes there as by `from_tensor`: from host memory, a mapped file too, one is sent while

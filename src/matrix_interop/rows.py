@@ -12,14 +12,16 @@ from typing import Any, Final, cast
 import numpy as np
 
 from matrix_interop.devices import CPU, Device
+from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.exchange.compute import copied, row_indices, take
 from matrix_interop.exchange.convert import destination, plan_for
 from matrix_interop.frameworks.registry import Framework, device_framework
 from matrix_interop.frameworks.registry import framework as framework_of
-from matrix_interop.matrix import Matrix, from_tensor
+from matrix_interop.matrix import HostMatrix, Matrix, from_tensor
 from matrix_interop.reasons import Reason
-from matrix_interop.runtime import get_runtime
+from matrix_interop.runtime import get_runtime, is_served
 from matrix_interop.tracking import record_copy
+from matrix_interop.transfer import Transfer
 from matrix_interop.transfer.files import will_need
 from matrix_interop.transfer.lanes import upload
 from matrix_interop.transfer.streams import follow, side_stream
@@ -71,26 +73,29 @@ class RowReader:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The same rows as read-only 2-D arrays."""
-        if not self._view.size:
-            return iter([np.empty(self.shape, self.dtype)])
-        return self._on_host() if self._view.device.is_host else self._from_device()
+        view = self._view
+        if not view.size:  # nothing is anywhere
+            return self._on_host(np.empty(view.shape, view.dtype))
+        return self._on_host(view.header) if view.device.is_host else self._from_device()
 
-    def _on_host(self) -> Iterator[np.ndarray]:
-        header = self._view.header
+    def _on_host(self, header: np.ndarray) -> Iterator[np.ndarray]:
         for rows in _cut(self._rows, self._block or _rows_in(self._view, _BLOCK)):
             block = header[_index(rows)]
             if not isinstance(rows, range):
                 record_copy(block.nbytes, Reason.REQUESTED, f"{len(rows)} rows by their numbers")
-            block.flags.writeable = False
             will_need(block)
-            yield block
+            yield _readonly(block)
 
     def _from_device(self) -> Iterator[np.ndarray]:
         from matrix_interop.transfer.ahead import block_bytes, read_ahead
 
-        most = _rows_in(self._view, block_bytes())
-        pieces = enumerate(_cut(self._rows, min(self._block or most, most)))
-        blocks = read_ahead((self._piece(rows, first=number == 0) for number, rows in pieces), self._view.device)
+        view = self._view
+        most = _rows_in(view, block_bytes())
+        pieces = _cut(self._rows, min(self._block or most, most))
+        if not is_served(view.device.type):
+            return _fetched(from_tensor(view), pieces)
+        numbered = enumerate(pieces)
+        blocks = read_ahead((self._piece(rows, first=number == 0) for number, rows in numbered), view.device)
         if isinstance(self._rows, range) and self._rows.step < 0:
             return (block[::-1] for block in blocks)
         return blocks
@@ -128,16 +133,21 @@ def blocks_of(
             which = _framework_on(view, device)
         target, device = destination(view, which, None, device)
         made = plan_for(view, target, device=device)
-        if view.device.is_host and not made.device.is_host:
-            pieces = list(_cut(rows, size))
+        if view.device.is_host and is_served(made.device.type):
+            pieces = _cut(rows, size)
             parts = _read_ahead(source, pieces) if matrix is None else (view.header[_index(part)] for part in pieces)
-            shapes = ((len(part), view.shape[1]) for part in pieces)
+            shapes = ((len(part), view.shape[1]) for part in _cut(rows, size))
             return _sent(parts, shapes, view.dtype, target, made.device)
     if matrix is None:
         return (_converted(from_tensor(_read(source, part)), device, framework) for part in _cut(rows, size))
     if not view.device.is_host and made is not None and made.device.is_host:
-        reader = RowReader(matrix, select, size)
-        return (_converted(from_tensor(array), None, framework) for array in reader.blocks())
+        from matrix_interop.transfer.ahead import block_bytes
+
+        if block is None or size <= _rows_in(view, block_bytes()):
+            arrays = RowReader(matrix, select, block).blocks()
+        else:
+            arrays = _fetched(matrix, _cut(rows, size))
+        return (_converted(from_tensor(array), None, framework) for array in arrays)
     return (_converted(_part(matrix, part), device, framework) for part in _cut(rows, size))
 
 
@@ -164,11 +174,32 @@ def _part(matrix: Matrix, rows: Rows) -> Matrix:
     return matrix.take(rows)
 
 
+def _fetched(matrix: Matrix, pieces: Iterable[Rows]) -> Iterator[np.ndarray]:
+    """Rows of a device matrix as read-only arrays, the next ones on their way while the caller works with the last."""
+    coming: deque[Transfer[HostMatrix]] = deque()
+    for rows in pieces:
+        coming.append(_part(matrix, rows).to_host(non_blocking=True))
+        if len(coming) > 1:
+            yield _readonly(np.asarray(coming.popleft().result()))
+    while coming:
+        yield _readonly(np.asarray(coming.popleft().result()))
+
+
+def _readonly(block: np.ndarray) -> np.ndarray:
+    block.flags.writeable = False
+    return block
+
+
 def _read(source: Any, rows: Rows) -> np.ndarray:
     """Rows of a row source."""
     if isinstance(rows, range) and rows.step == 1:
-        return np.asarray(source.read(rows.start, rows.stop))
-    return np.asarray(source.take(np.asarray(rows)))
+        found = np.asarray(source.read(rows.start, rows.stop))
+    else:
+        found = np.asarray(source.take(np.asarray(rows)))
+    if found.shape != (len(rows), source.shape[1]):  # it would be written beside the memory that waits for it
+        msg = f"{source!r} gave an array {found.shape} for {len(rows)} rows of {source.shape[1]} entries"
+        raise UnsupportedLayoutError(msg)
+    return found
 
 
 # Onto a device ---------------------------------------------------------------------------------------
@@ -214,15 +245,15 @@ class _Arrival:
         """The block with these rows, ready on the current stream of its framework."""
         runtime, ordinal, target = self._runtime, self._device.index, self._target
         raw, current = target.view(self._native), target.current_stream(self._device)
-        with side_stream(runtime, ordinal) as stream:
-            try:
+        try:
+            with side_stream(runtime, ordinal) as stream:
                 runtime.wait(stream, self._ready, ordinal)
-            finally:
-                self.drop()
-            try:
-                upload(rows, raw.pointer, self._dtype, self._device, stream)
-            finally:  # after an error, too, nobody gets the memory before what is under way
-                follow(runtime, ordinal, current, stream)
+                try:
+                    upload(rows, raw.pointer, self._dtype, self._device, stream)
+                finally:  # after an error, too, nobody gets the memory before what is under way
+                    follow(runtime, ordinal, current, stream)
+        finally:
+            self.drop()
         record_copy(raw.nbytes, Reason.DEVICE, f"block of {len(rows)} rows moved to {self._device}")
         return from_tensor(target.written(self._native, current, self._device))
 

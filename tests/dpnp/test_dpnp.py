@@ -12,6 +12,7 @@ import pytest
 from matrix_interop import (
     CopyRequiredError,
     DeviceUnavailableError,
+    MatrixBuilder,
     UnsupportedDtypeError,
     convert,
     forbid_copies,
@@ -158,3 +159,20 @@ def test_devices() -> None:
     assert convert(numbers(), "dpnp", device="oneapi").sycl_device is not None
     with pytest.raises(DeviceUnavailableError, match="no arrays on the host"):
         adapter.wrap(numbers())
+
+
+def test_rows_blocks_and_a_builder() -> None:
+    """They come, go and are gathered as dpnp copies them."""
+    m = from_tensor(dpnp.asarray(numbers()))
+    assert np.array_equal(np.stack(list(m.rows())), numbers())
+    assert np.array_equal(np.stack(list(m.rows([3, 0, 3]))), numbers()[[3, 0, 3]])
+    for source in (m, from_tensor(numbers())):
+        for target in ("cpu", "oneapi:0"):
+            blocks = [block.to_host() for block in source.blocks(3, device=target)]
+            assert np.array_equal(np.concatenate([np.asarray(block) for block in blocks]), numbers())
+    builder = MatrixBuilder(5, device="oneapi:0")
+    builder.extend(numbers()[:3])
+    builder.extend(m[3:])
+    made = builder.finish()
+    assert (made.device, made.framework) == ("oneapi:0", "dpnp")
+    assert np.array_equal(np.asarray(made.to_host()), numbers())

@@ -37,7 +37,8 @@ def copied(
 def row_indices(indices: Any, count: int) -> np.ndarray:
     """``indices`` (k,) as int64 on the host, each checked to be one of ``count`` rows. Raises IndexError."""
     try:
-        view = read(indices if not isinstance(indices, range) else np.asarray(indices, dtype=np.int64))
+        # A longer range has numbers beyond the rows, the first of them among these.
+        view = read(np.asarray(indices[: count + 1]) if isinstance(indices, range) else indices)
     except UnknownFrameworkError as error:
         msg = f"row numbers are meant, in a list or a tensor, as in [0, 2], not {indices!r}"
         raise UnknownFrameworkError(msg) from error
