@@ -22,7 +22,7 @@ from matrix_interop import (
 from matrix_interop.memory import default_arena
 from matrix_interop.view import TensorView
 from simulated import lateframe
-from simulated.adapter import StrictFramework, exchange_on, strict_stream
+from simulated.adapter import LateframeFramework, StrictFramework, exchange_on, strict_stream
 from simulated.runtime import SimulatedRuntime
 
 SEEDS = range(2)
@@ -267,6 +267,20 @@ def test_columns_become_rows_on_the_device(
     assert [copy.nbytes for copy in copies] == [40 * 30 * 4]
     assert (x.order, x.strides) == ("C", (120, 4))
     assert np.array_equal(x.array.numpy(), numbers(40, 30))
+
+
+def test_columns_that_cannot_become_rows_on_the_device(
+    device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework may have less room than its device: then rows are sent."""
+
+    def full(*_: Any) -> Any:
+        raise MemoryError("full")
+
+    monkeypatch.setattr("matrix_interop.exchange.moves._TURNED", 1)
+    monkeypatch.setattr(LateframeFramework, "copy", full)
+    x = convert(np.asfortranarray(numbers(40, 30)), "lateframe", device="ext:0", order="C")
+    assert (x.strides, x.numpy().tolist()) == ((120, 4), numbers(40, 30).tolist())
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
