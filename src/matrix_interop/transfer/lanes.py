@@ -215,7 +215,7 @@ class _Move:
     # Through chunks ----------------------------------------------------------------------------
     def run(self, *, to_device: bool, setting: Setting | None = None) -> None:
         """Move everything, in one thread or several."""
-        packing = packing_of(self.array, self.dtype, pool=self.pool, to_device=to_device)
+        packing = packing_of(self.array, self.dtype, pool=self.pool)
         if setting is None and self.nbytes <= _SMALL:  # a stream of its own would cost more than it saves
             self._lane(packing, 0, _AT_ONCE, to_device=to_device)
             return

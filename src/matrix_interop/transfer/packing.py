@@ -36,7 +36,7 @@ class Packing(Protocol):
         """At most so many shares of about one size, each with its offset in bytes."""
 
     def parts(self, nbytes: int) -> Iterator[Part]:
-        """Parts of at most so many bytes, one behind the other. Those of a mapped file are read ahead."""
+        """Parts of at most so many bytes, one behind the other. Raises `FormatError` where a mapped file was cut."""
 
     def over(self, block: Block) -> Any:
         """A pinned block as `fill` and `empty` take it."""
@@ -48,12 +48,10 @@ class Packing(Protocol):
         """Copy what a block holds from byte ``at`` on to where the values of a part belong."""
 
 
-def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool, to_device: bool) -> Packing:
+def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool) -> Packing:
     """The way to pack ``array`` as dense rows of ``dtype``; ``pool``: by torch's threads if they serve."""
     file = pages_of(array)
     if array.dtype == dtype and array.flags.c_contiguous:
-        if file is not None and file.readable and to_device:
-            return _InFile(file, file.position(array), array.nbytes)
         return _Dense(array.reshape(-1).view(np.uint8), file, pooled=pool and pool_is_there())
     pooled = pool and pool_serves(np.empty(0, dtype), array)
     return _Strided(array if array.ndim else array.reshape(1), dtype, file, pooled=pooled)
@@ -78,7 +76,7 @@ class _Dense:
     def parts(self, nbytes: int) -> Iterator[Part]:
         for start in range(0, self.nbytes, nbytes):
             if self._file is not None:
-                self._file.read_ahead(self._flat, start, nbytes)
+                self._file.require()
             stop = min(start + nbytes, self.nbytes)
             yield self._values[start:stop], start, stop - start
 
@@ -91,34 +89,6 @@ class _Dense:
 
     def empty(self, chunks: Any, at: int, part: Part) -> None:
         self._copy(part[0], chunks[at : at + part[2]])
-
-
-class _InFile:
-    """Bytes in a row of a mapped file, read into the slots without touching its pages. For the way to a device."""
-
-    pooled = False
-
-    def __init__(self, file: Pages, first: int, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._file = file
-        self._first = first
-
-    def spread(self, lanes: int) -> list[tuple[Packing, int]]:
-        return [(_InFile(self._file, self._first + a, b - a), a) for a, b in pairwise(_edges(self.nbytes, lanes))]
-
-    def parts(self, nbytes: int) -> Iterator[Part]:
-        for start in range(0, self.nbytes, nbytes):
-            yield None, start, min(nbytes, self.nbytes - start)
-
-    def over(self, block: Block) -> Any:
-        return block.array.data
-
-    def fill(self, chunks: Any, at: int, part: Part) -> None:
-        _values, offset, nbytes = part
-        self._file.read(chunks[at : at + nbytes], self._first + offset)
-
-    def empty(self, chunks: Any, at: int, part: Part) -> None:
-        raise AssertionError("a mapped file is never written through its descriptor")
 
 
 class _Strided:
@@ -151,7 +121,7 @@ class _Strided:
         step = max(1, nbytes // row)
         for start in range(0, len(array), step):
             if self._file is not None:
-                self._file.read_ahead(array, start, step)
+                self._file.require()
             values = array[start : start + step]
             yield values, offset + start * row, len(values) * row
 

@@ -20,7 +20,7 @@ __all__ = ["PROBED_BYTES", "Trial", "cache_file", "setting_for"]
 
 #: Moves from this size on are worth a probe, which moves as many bytes a few times.
 PROBED_BYTES: Final = 128 << 20
-_ROUNDS: Final = 3
+_ROUNDS: Final = 5
 #: A candidate must be faster by so much than the default: anything less is noise.
 _GAIN: Final = 0.05
 
