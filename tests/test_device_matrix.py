@@ -88,6 +88,7 @@ def test_making_matrices_on_a_device(cuda: SimulatedRuntime) -> None:
     assert (DeviceMatrix.from_tensor(VALUES).device, HostMatrix.from_tensor(late(VALUES)).device) == ("cuda:0", "cpu")
     with lateframe.device(1):
         assert DeviceMatrix.from_tensor(VALUES).device == "cuda:1"
+        assert type("Mine", (DeviceMatrix,), {}).from_tensor(VALUES).device == "cuda:1"
         assert DeviceMatrix.empty((2, 3)).device == DeviceMatrix.from_rows(VALUES).device == "cuda:1"
     assert HostMatrix.empty((2, 3)).device == HostMatrix.from_rows([late(VALUES[0])]).device == "cpu"
     with pytest.raises(UnsupportedLayoutError, match="ndim 1"):

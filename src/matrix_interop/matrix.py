@@ -69,7 +69,7 @@ def _plain_tensors_first(function: _Function) -> _Function:
         if adapter is None or how:
             return cast("Matrix", function(cls, x, **how))
         view = adapter.view(x)
-        if type(view) is HostView and view.header.ndim == 2 and cls is not DeviceMatrix:
+        if type(view) is HostView and view.header.ndim == 2 and (cls is Matrix or cls is HostMatrix):
             made: Matrix = _new(HostMatrix)
         elif type(view) is DeviceView and len(view.shape) == 2 and cls is Matrix and not view.pending:
             made = _new(DeviceMatrix)
