@@ -259,6 +259,7 @@ class MatrixBuilder:
             self._check_written(self._at)
             self._flush()
         room = self._filling.open(self._at + count)
+        self._rows = self._filling.rows
         self._room = min(room, max(self._checked + self._block_rows, self._at + count)) if self._check else room
 
     def _flush(self) -> None:
@@ -332,7 +333,8 @@ class _DeviceRows:
         self.most = max(1, _BLOCK // max(1, self._row_bytes))
         if capacity is not None:
             self.most = min(self.most, capacity)
-        self.rows = default_arena().result((self.most, dim), dtype)
+        #: The buffer that is being filled: none before the first row that comes alone.
+        self.rows = np.empty((0, dim), dtype)
         #: The other buffer, and when the device has read it.
         self._other: np.ndarray | None = None
         self._read: Mark | None = None
@@ -340,6 +342,9 @@ class _DeviceRows:
         self.sent = 0
 
     def open(self, count: int) -> int:
+        """Have a buffer; how many rows it takes."""
+        if not len(self.rows):
+            self.rows = default_arena().result((self.most, self._dim), self._dtype)
         return self.most
 
     def flush(self, count: int) -> None:

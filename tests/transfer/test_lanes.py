@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -363,6 +364,16 @@ def test_a_part_of_a_memmap_that_became_shorter(device: SimulatedRuntime, spread
     with pytest.raises(FormatError, match="50000 bytes are left of 64000"):
         upload(np.asarray(rows), address, F4, DEVICE, 1)
     device.quiesce()
+
+
+def test_mapped_memory_of_no_file(device: SimulatedRuntime, spread: None) -> None:
+    """It cannot be cut, and goes like any other."""
+    rows = np.frombuffer(mmap.mmap(-1, 64000), F4).reshape(250, 64)
+    rows[:] = numbers((250, 64))
+    address, seen = on_device(device, rows.shape)
+    upload(rows, address, F4, DEVICE, 1)
+    device.quiesce()
+    assert np.array_equal(seen, rows)
 
 
 def test_descriptors_of_mapped_files_are_closed(tmp_path: Path) -> None:

@@ -65,7 +65,13 @@ def pages_of(array: np.ndarray) -> Pages | None:
             base = base._view.header
     if isinstance(base, memoryview):
         base = base.obj
-    return Pages(base, start) if isinstance(base, mmap.mmap) and len(base) else None
+    if not isinstance(base, mmap.mmap) or not len(base):
+        return None
+    try:
+        base.size()
+    except OSError:  # memory of no file
+        return None
+    return Pages(base, start)
 
 
 def will_need(array: np.ndarray) -> None:
