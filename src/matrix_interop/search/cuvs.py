@@ -202,7 +202,8 @@ class CuvsIndex(Index):
                 ids, keys = (xp.concat([part[turn] for part in parts], axis=0) for turn in (0, 1))
                 order = arrays.order(ids)  # as `joined` wants them
                 best = best.joined(arrays.along(keys, order), arrays.along(ids, order))
-            return result_of(arrays, asked, usable, best, self.metric, short=True, narrow=narrow)
+            with np.errstate(over="ignore", under="ignore"):
+                return result_of(arrays, asked, usable, best, self.metric, short=True, narrow=narrow)
 
     def _found(self, arrays: Arrays, queries: Any, k: int) -> tuple[Any, Any]:
         """(ids, keys) of queries on the device, as the library gives them, in our terms."""
@@ -225,7 +226,7 @@ class CuvsIndex(Index):
         ids = xp.where(missing, 0, places)
         if self._names is not None:
             ids = xp.reshape(arrays.rows(self._names, xp.reshape(ids, (-1,))), shape)
-        return xp.where(missing, -1, ids), xp.where(missing, xp.inf, keys)
+        return ids, xp.where(missing, xp.nan, keys)
 
     def _search_options(self, k: int) -> dict[str, Any]:
         """SearchParams: CAGRA keeps at least so many candidates."""

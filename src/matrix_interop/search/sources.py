@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -60,7 +60,7 @@ def _are_blocks(base: Any) -> bool:
     """True for an iterator, and for a list or tuple whose first entry is 2-D by its own word."""
     if isinstance(base, list | tuple):
         return bool(base) and getattr(base[0], "ndim", 0) == 2
-    return isinstance(base, Iterator) and isinstance(base, Iterable)
+    return hasattr(base, "__next__") and hasattr(base, "__iter__")
 
 
 def _rows_of(width: int) -> int:

@@ -78,6 +78,10 @@ class Arrays:
         """The array in another type; itself if it has that."""
         return self.xp.astype(x, getattr(self.xp, dtype), copy=False)
 
+    def columns(self, x: Any) -> Any:
+        """Rows (n, d) as float64 columns (d, n)."""
+        return self.astype(x.T, "float64")
+
     def rows(self, x: Any, numbers: Any) -> Any:
         """``x[numbers]``, for whole numbers (m,) on the device that are in range."""
         return self.xp.take(x, numbers, axis=0)
@@ -99,10 +103,17 @@ class Arrays:
         """(n,) of float32 rows, with an error of at most d + 3 roundings."""
         return self.xp.sum(y * y, axis=1)
 
-    def scores(self, x: Any, y: Any, offset: Any) -> Any:
-        """``x @ y.T + offset`` (q, n), or without the offset where it is None; all float32, at full precision."""
-        products = self.xp.matmul(x, y.T)
+    def scores(self, x: Any, y: Any, offset: Any, factor: float) -> Any:
+        """``factor * x @ y.T + offset`` (q, n), None for no offset; all float32, at full precision.
+
+        ``factor``: a power of two, up to its sign.
+        """
+        products = self.xp.matmul(x * factor, y.T)
         return products if offset is None else products + offset
+
+    def last(self, x: Any) -> Any:
+        """The last entries (q,) of rows (q, n)."""
+        return x[:, -1]
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
         """The k smallest of each row (q, n), ascending, and their places; NaN counts as largest."""
@@ -119,6 +130,7 @@ class _Quick:
 
     sum = staticmethod(np.add.reduce)
     all = staticmethod(np.logical_and.reduce)
+    reshape = staticmethod(np.ndarray.reshape)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
@@ -151,8 +163,15 @@ class HostArrays(Arrays):
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype, copy=False)
 
+    def columns(self, x: Any) -> Any:
+        return x.T.astype("float64", order="C")
+
     def along(self, x: Any, places: Any) -> Any:
         return x.take(places) if len(x) == 1 else x[np.arange(len(x))[:, None], places]
+
+    def last(self, x: Any) -> Any:
+        """As above; a number where there is one row, with which proofs cost a fifth."""
+        return x[0, -1] if len(x) == 1 else x[:, -1]
 
     def order_pairs(self, keys: Any, ids: Any) -> Any:
         """As above, wherever equal keys stand."""

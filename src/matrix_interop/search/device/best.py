@@ -18,7 +18,10 @@ _FEW: Final = 1 << 22
 
 
 class Best:
-    """``keys`` (q, k) float64 and ``ids`` (q, k) int64, sorted by (key, id); missing entries are (+inf, -1)."""
+    """``keys`` (q, k) float64 and ``ids`` (q, k) int64, sorted by (key, id).
+
+    Missing entries have the key NaN, so that they come after rows whose distance overflowed to +inf, and any id.
+    """
 
     __slots__ = ("arrays", "blank", "ids", "keys")
 
@@ -31,7 +34,7 @@ class Best:
     @classmethod
     def empty(cls, arrays: Arrays, queries: int, k: int) -> Best:
         """No neighbours yet."""
-        made = cls(arrays, arrays.full((queries, k), np.inf, "float64"), arrays.full((queries, k), -1, "int64"))
+        made = cls(arrays, arrays.full((queries, k), np.nan, "float64"), arrays.full((queries, k), -1, "int64"))
         made.blank = True
         return made
 
@@ -53,8 +56,7 @@ class Best:
         arrays, xp, k = self.arrays, self.arrays.xp, self.keys.shape[1]
         if not self.blank or keys.shape[1] < k:
             keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
-        # NaN sorts last: a missing entry comes after rows whose distance overflowed to +inf, which are neighbours.
-        order = arrays.order_pairs(xp.where(ids < 0, xp.nan, keys), ids)[:, :k]
+        order = arrays.order_pairs(keys, ids)[:, :k]
         return Best(arrays, arrays.along(keys, order), arrays.along(ids, order))
 
     def on(self, arrays: Arrays) -> Best:
@@ -75,7 +77,7 @@ class Best:
         inside = place < first[1:, None]
         chosen = arrays.rows(order, xp.reshape(xp.where(inside, place, 0), (-1,)))
         keys, ids = (xp.reshape(arrays.rows(part, chosen), (count, k)) for part in (keys, ids))
-        return self.joined(xp.where(inside, keys, xp.inf), xp.where(inside, ids, -1))
+        return self.joined(xp.where(inside, keys, xp.nan), ids)
 
 
 def smallest(arrays: Arrays, scores: Any, k: int) -> tuple[Any, Any]:

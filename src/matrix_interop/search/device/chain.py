@@ -49,10 +49,10 @@ class Chain:
 
     def add(self, screen: Screen) -> None:
         """Search one more block."""
+        screen.prepare()
         begun = [screen.begin(part) for part in self._parts]
-        if not all(attempt.early for attempt in self._attempts):
-            self._settle()
-        _build(begun, [attempt.found for attempt in self._attempts] or self._best)
+        if self._attempts and self._attempts[0].early:
+            _build(begun, [attempt.found for attempt in self._attempts])
         self._settle()
         _build(begun, self._best)  # again, where that was not proven
         self._attempts = begun

@@ -35,9 +35,7 @@ def search_exactly(arrays: Arrays, kind: Kind, queries: Any, rows: Any, number: 
             which, place = xp.nonzero(_near(arrays, kind, some, wide, finite, part))
             if which.shape[0]:
                 keys = pair_keys(arrays, kind, some, which, wide, place)
-                none = xp.isnan(keys)
-                ids = xp.where(none, -1, place + (start + number))
-                part = part.joined_pairs(which, xp.where(none, xp.inf, keys), ids)
+                part = part.joined_pairs(which, keys, place + (start + number))
             parts.append(part)
         best = parts[0]
         for part in parts[1:]:
@@ -49,6 +47,7 @@ def _near(arrays: Arrays, kind: Kind, q: Any, rows: Any, finite: Any, best: Best
     """Mask (q, n) of the pairs that may be among the k nearest."""
     xp, width, k = arrays.xp, rows.shape[1], best.keys.shape[1]
     last = best.keys[:, -1]
+    last = xp.where(xp.isnan(last), xp.inf, last)
     if kind == "squared":
         centre = xp.sum(rows, axis=0) / rows.shape[0]
         x, y = q - centre, rows - centre

@@ -26,8 +26,8 @@ class JaxArrays(Arrays):
     def arange(self, start: int, stop: int) -> Any:
         return jnp.arange(start, stop, device=self._where)
 
-    def scores(self, x: Any, y: Any, offset: Any) -> Any:
-        products = jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
+    def scores(self, x: Any, y: Any, offset: Any, factor: float) -> Any:
+        products = jnp.matmul(x * factor, y.T, precision=jax.lax.Precision.HIGHEST)
         return products if offset is None else products + offset
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:

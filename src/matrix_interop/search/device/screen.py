@@ -29,7 +29,6 @@ from matrix_interop.search.device.arrays import Arrays
 from matrix_interop.search.device.best import Best, smallest
 from matrix_interop.search.device.exact import search_exactly
 from matrix_interop.search.device.measure import candidate_keys, unit
-from matrix_interop.search.exact import widened
 from matrix_interop.search.metrics import Kind
 from matrix_interop.search.prepared import SAMPLE, placement
 
@@ -51,7 +50,9 @@ def candidates_for(k: int) -> int:
 
 
 class Queries:
-    """``wide`` (q, d) float64, those that are not finite replaced by zeros; ``usable`` (q,): the others.
+    """``wide`` (q, d) float64, those that are not finite replaced by zeros; ``usable`` (q,): the others, None for all.
+
+    ``squares`` (q,): the squared norms of ``wide``, a number where one query lives on the host.
 
     ``native`` (q, d): the queries as they came, on the device ``source``.  What is worked out of them lives on
     ``arrays`` and is made when it is first asked for, so that a device that searches by ``native`` need not wait.
@@ -65,26 +66,24 @@ class Queries:
         self.brought: np.ndarray | None = None
 
     @cached_property
-    def _both(self) -> tuple[Any, Any]:
-        arrays, xp = self.arrays, self.arrays.xp
-        if arrays is self.source:
-            wide = arrays.astype(self.native, "float64")
-        else:
-            wide = widened(self.source.host(self.native) if self.brought is None else self.brought)
+    def worked(self) -> tuple[Any, Any, Any]:
+        """``wide``, ``squares`` and ``usable``."""
+        arrays, xp, given = self.arrays, self.arrays.xp, self.native
+        if arrays is not self.source:
+            given = self.source.host(given) if self.brought is None else self.brought
+        wide = arrays.astype(given, "float64")
+        if arrays.quick:
+            squares = xp.sum(wide * wide, axis=1)
+            if xp.all(xp.isfinite(squares), axis=None):  # nothing to replace
+                return wide, squares[0] if len(squares) == 1 else squares, None
         usable = xp.all(xp.isfinite(wide), axis=1)
-        if arrays.quick and usable.all():  # nothing to replace
-            return wide, usable
-        return xp.where(usable[:, None], wide, 0.0), usable
+        wide = xp.where(usable[:, None], wide, 0.0)
+        return wide, xp.sum(wide * wide, axis=1), usable
 
     @property
     def wide(self) -> Any:
         """See above."""
-        return self._both[0]
-
-    @property
-    def usable(self) -> Any:
-        """See above."""
-        return self._both[1]
+        return self.worked[0]
 
     def __len__(self) -> int:
         return int(self.native.shape[0])
@@ -136,8 +135,7 @@ class Attempt:
     def build_on(self, best: Best) -> None:
         """``found``: what the answer ``best`` becomes with the candidates, proven or not."""
         self.best = best
-        with np.errstate(all="ignore"):  # what overflows here leaves a query unproven
-            self.found, self._proof = self._joining(best)
+        self.found, self._proof = self._joining(best)
 
     def settled(self, best: Best) -> Best:
         """The answer after this block, where ``best`` is the one before; once proven, or found by other means."""
@@ -146,13 +144,13 @@ class Attempt:
         if self._proof is None:
             return self.found
         proven = self._proof()
-        return self.found if proven.all() else self.screen.mended(self, best, proven)
+        return self.found if proven.all() else self.screen.mended(self, best, np.atleast_1d(proven))
 
 
 class Screen:
     """One block of the base: ``rows`` (n, d), any exact type of the framework; the first is row ``number``.
 
-    Looked through for ``k`` neighbours.  What can be done without queries is begun at once.
+    Looked through for ``k`` neighbours; what overflows meanwhile leaves a query unproven.
     ``bounded``: neither rows nor queries are float64, so that no key leaves its range.
     """
 
@@ -181,16 +179,17 @@ class Screen:
         self.all = count <= self.wanted and width > 0
         self.screened = count > self.wanted and width > 0 and self.relative < np.inf
         self._made: _Prepared | None = None
-        if self.screened and not careful:
-            with np.errstate(all="ignore"):
-                self._made = self._plainly()
+
+    def prepare(self) -> None:
+        """Tell the device to do what needs no queries."""
+        if self.screened and not self.careful:
+            self._made = self._plainly()
 
     def begin(self, queries: Queries) -> Attempt:
         """Tell the device to look for candidates."""
         at_home = queries.arrays is self.arrays
         if self.screened and (at_home or not self.careful):
-            with np.errstate(all="ignore"):
-                return Attempt(self, queries, self._screened(queries), early=at_home, plain=not self.careful)
+            return Attempt(self, queries, self._screened(queries), early=at_home, plain=not self.careful)
         if not at_home:
             return Attempt(self, queries, lambda best: (self._there(queries, best), None))
         if self.all:
@@ -236,11 +235,11 @@ class Screen:
         concat, (count, wanted) = self.arrays.xp.concat, places.shape
         step = max(1, _ENTRIES // max(wanted * self.rows.shape[1], 1))
         if step >= count:
-            return self._keys(self.arrays, queries.wide, places, self._rows(places))
+            return self._found(self.arrays, queries.wide, places, self._rows(places))
         parts = []
         for start in range(0, count, step):
             some = places[start : start + step, :]
-            parts.append(self._keys(self.arrays, queries.wide[start : start + step, :], some, self._rows(some)))
+            parts.append(self._found(self.arrays, queries.wide[start : start + step, :], some, self._rows(some)))
         keys, ids = (concat(found, axis=0) for found in zip(*parts, strict=True))
         return keys, ids
 
@@ -248,18 +247,16 @@ class Screen:
         """The rows (q * K, d) at ``places`` (q, K)."""
         return self.arrays.rows(self.rows, self.arrays.xp.reshape(places, (-1,)))
 
-    def _keys(self, home: Arrays, wide: Any, places: Any, rows: Any) -> tuple[Any, Any]:
+    def _found(self, home: Arrays, wide: Any, places: Any, rows: Any) -> tuple[Any, Any]:
         """Keys and ids (q, K) of ``rows`` (q * K, d) at ``places`` (q, K), for queries ``wide`` (q, d)."""
-        rows = home.xp.reshape(home.astype(rows, "float64"), (*places.shape, rows.shape[1]))
-        keys, missing = candidate_keys(home, self.kind, wide, rows, bounded=self.bounded)
-        return keys, home.xp.where(missing, -1, places + self.number)
+        return candidate_keys(home, self.kind, wide, rows, bounded=self.bounded), places + self.number
 
     def _screened(self, queries: Queries) -> Joining:
         """Start to find the candidates with the best scores."""
         arrays, home = self.arrays, queries.arrays
         made = self._made = self._made or (self._carefully() if self.careful else self._plainly())
         bound = (_SquaredBound if self.kind == "squared" else _ProductBound)(self, queries)
-        scores, places = smallest(arrays, arrays.scores(bound.x, made.y, made.offset), self.wanted)
+        scores, places = smallest(arrays, arrays.scores(bound.x, made.y, made.offset, bound.factor), self.wanted)
         if home is arrays:
             keys, ids = self._measured(queries, arrays.xp.sort(places, axis=1))
 
@@ -273,7 +270,7 @@ class Screen:
 
         def joining_here(best: Best) -> tuple[Best, Proof]:
             places, scores, largest, queries.brought, rows = fetched()
-            found = best.joined(*self._keys(home, queries.wide, places, rows))
+            found = best.joined(*self._found(home, queries.wide, places, rows))
             proven = bound.proven(scores, found, largest)
             return found, lambda: proven
 
@@ -326,7 +323,12 @@ class Screen:
 
 
 class _SquaredBound:
-    """Says of squared L2 what scores prove. ``x`` (q, d) float32, on the device: what is multiplied with the rows."""
+    """Says of squared L2 what scores prove.
+
+    ``x`` (q, d) float32, on the device: what is multiplied with the rows, and with ``factor``.
+    """
+
+    factor = -2.0
 
     def __init__(self, screen: Screen, queries: Queries) -> None:
         self.relative = screen.relative
@@ -334,7 +336,7 @@ class _SquaredBound:
         self.centre = screen.centre
         # Queries that are not finite may find anything.
         moved = queries.native if self.centre is None else queries.wide - self.centre
-        self.x = queries.source.astype(moved, "float32") * -2.0
+        self.x = queries.source.astype(moved, "float32")
         self.under = math.sqrt(self.x.shape[1] * _UNDERFLOW / self.relative)
 
     def proven(self, scores: Any, found: Best, largest: Any) -> Any:
@@ -342,17 +344,22 @@ class _SquaredBound:
 
         ``largest``: the largest squared norm of a row.  Queries that are not finite need no proof.
         """
-        queries, home, last = self.queries, found.arrays, found.keys[:, -1]
-        moved = queries.wide if self.centre is None else queries.wide - self.centre
-        own = home.xp.sum(moved * moved, axis=1)
-        left_out = home.astype(scores[:, -1], "float64") + own
-        reach = 2.002 * home.xp.sqrt(own) + 1.001 * home.xp.sqrt(last)
+        home, sqrt = found.arrays, found.arrays.xp.sqrt
+        last, (wide, own, usable) = home.last(found.keys), self.queries.worked
+        if self.centre is not None:
+            moved = wide - self.centre
+            own = home.xp.sum(moved * moved, axis=1)
+        left_out = home.last(scores) + own
+        reach = 2.002 * sqrt(own) + 1.001 * sqrt(last)
         proven = left_out - self.relative * (reach + self.under) ** 2 > last
-        return proven & (reach < _NEAR) & (largest < _LARGE) | ~queries.usable
+        proven = proven & (reach < _NEAR) & (largest < _LARGE)
+        return proven if usable is None else proven | ~usable
 
 
 class _ProductBound:
     """The same for products and cosine."""
+
+    factor = -1.0
 
     def __init__(self, screen: Screen, queries: Queries) -> None:
         source = queries.source
@@ -361,15 +368,16 @@ class _ProductBound:
         self.queries = queries
         self.centre = screen.centre
         self.directions = unit(source.xp, queries.on(source).wide)
-        self.x = -source.astype(self.directions, "float32")
+        self.x = source.astype(self.directions, "float32")
 
     def proven(self, scores: Any, found: Best, largest: Any) -> Any:
         """As above."""
-        queries, home, last, width = self.queries, found.arrays, found.keys[:, -1], self.x.shape[1]
-        xp, wide, one, far = home.xp, queries.wide, float(self.cosine), 0.0
-        length = xp.sqrt(xp.sum(wide * wide, axis=1))
-        weight = home.astype(length > 0, "float64") if self.cosine else length
-        left_out = home.astype(scores[:, -1], "float64") * weight + one
+        home, xp, width, one, far = found.arrays, found.arrays.xp, self.x.shape[1], float(self.cosine), 0.0
+        last, (wide, own, usable) = home.last(found.keys), self.queries.worked
+        weight = xp.sqrt(own)
+        if self.cosine:
+            weight = xp.where(own > 0, 1.0, 0.0 * own)
+        left_out = home.last(scores) * weight + one
         if self.centre is not None:
             far = xp.sqrt(xp.sum(self.centre * self.centre))
             left_out = left_out - xp.sum((self.directions if self.cosine else wide) * self.centre, axis=1)
@@ -378,4 +386,5 @@ class _ProductBound:
         error = weight * (
             self.relative * radius + 8 * (width + 8) * _U64 * (radius + far + one) + width * _UNDERFLOW * (2 + radius)
         )
-        return (left_out - error > last) & (largest < _LARGE) | ~queries.usable
+        proven = (left_out - error > last) & (largest < _LARGE)
+        return proven if usable is None else proven | ~usable

@@ -37,6 +37,7 @@ _FEW: Final = 1 << 27
 _LEAST: Final = 256 << 20
 _MOST: Final = 512 << 20
 _EXACT: Final = 2**53
+_INT64: Final = np.dtype(np.int64)
 #: Entries of candidates up to which what follows their choice is done on the host.
 _FINISHED: Final = 1 << 15
 
@@ -65,18 +66,18 @@ def search_on_device(
     asked: Matrix, base: Any, k: int, *, metric: str, block: int | None, device: Device, engine: str | None
 ) -> KnnResult:
     """`knn` on ``device``. ``base``: a matrix, or what `sources.is_source` accepts."""
-    kind = kind_of(metric)
     arrays = arrays_of(_framework(asked, base, device, engine), device)
-    narrow = framework_of(asked.framework).refusal(np.dtype(np.int64)) is not None  # JAX without 64-bit types
     with arrays.context():
-        chain, short = _run(arrays, kind, asked, base, k, block)
+        chain, short = _run(arrays, kind_of(metric), asked, base, k, block)
+        narrow = framework_of(asked.framework).refusal(_INT64) is not None  # JAX without 64-bit types
         send = None
         if chain.queries.arrays is not arrays and not asked.device.is_host:  # made ready while the device works
             shape, whole = (len(asked), k), "int32" if narrow else "int64"
             distances = "float32" if short or narrow else "float64"
             send = arrays.sending((shape, whole), (shape[:1], whole), (shape, distances))
-        best, usable = chain.answer(), chain.queries.usable
-        return result_of(arrays, asked, usable, best, metric, short=short, narrow=narrow, send=send)
+        with np.errstate(all="ignore"):
+            best, usable = chain.answer(), chain.queries.worked[2]
+            return result_of(arrays, asked, usable, best, metric, short=short, narrow=narrow, send=send)
 
 
 def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
@@ -98,8 +99,9 @@ def _torch_serves(device: Device) -> bool:
 def _queries(arrays: Arrays, asked: Matrix, k: int) -> Queries:
     """The queries; what is few is finished on the host."""
     require_numbers_on(arrays, "queries", asked)
-    few = len(asked) * candidates_for(k) * asked.shape[1] <= _FINISHED
-    native = _exact(arrays, native_of(arrays, asked), asked.dtype)
+    (count, width), dtype = asked._view.shape, asked._view.dtype
+    few = count * candidates_for(k) * width <= _FINISHED
+    native = _exact(arrays, native_of(arrays, asked), dtype)
     return Queries(host_arrays() if few else arrays, native, arrays)
 
 
@@ -115,26 +117,32 @@ def native_of(arrays: Arrays, m: Matrix) -> Any:
 def _run(arrays: Arrays, kind: Kind, asked: Matrix, base: Any, k: int, block: int | None) -> tuple[Chain, bool]:
     """The answer, of which the last block is still to come, and whether all numbers were short floats."""
     chain = Chain(lambda: _queries(arrays, asked, k), k)
-    count, kinds, number = len(asked), [asked.dtype], 0
+    (count, width), given, number = asked._view.shape, asked._view.dtype, 0
+    short = is_short_float(given)
     for m in _blocks(arrays, base, block):
-        require_columns("queries", asked.shape[1], "base", m.shape[1])
+        (size, columns), dtype = m._view.shape, m._view.dtype
+        require_columns("queries", width, "base", columns)
         require_numbers_on(arrays, "rows of the base", m)
-        if m.dtype not in kinds:
-            kinds.append(m.dtype)
-        bounded = all(dtype.kind != "f" or dtype.itemsize <= 4 for dtype in (asked.dtype, m.dtype))
-        rows, step = _exact(arrays, native_of(arrays, m), m.dtype), _rows_of_tile(arrays, m, count)
-        for start in range(0, len(m) if count else 0, step):
-            part = rows if step >= len(m) else rows[start : start + step, :]
-            chain.add(Screen(arrays, kind, part, number + start, k, careful=chain.careful, bounded=bounded))
-        number += len(m)
-    return chain, all(map(is_short_float, kinds))
+        short = short and is_short_float(dtype)
+        bounded = not (_is_double(given) or _is_double(dtype))
+        rows, step = _exact(arrays, native_of(arrays, m), dtype), _rows_of_tile(arrays, size, columns, count)
+        for start in range(0, size if count else 0, step):
+            part = rows if step >= size else rows[start : start + step, :]
+            with np.errstate(all="ignore"):  # what overflows leaves a query unproven
+                chain.add(Screen(arrays, kind, part, number + start, k, careful=chain.careful, bounded=bounded))
+        number += size
+    return chain, short
 
 
-def _rows_of_tile(arrays: Arrays, m: Matrix, queries: int) -> int:
+def _is_double(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" and dtype.itemsize > 4
+
+
+def _rows_of_tile(arrays: Arrays, rows: int, columns: int, queries: int) -> int:
     """Rows whose scores, and whose copies in float32, fit a tile: all of them where they can."""
-    across = max(min(queries, MOST), m.shape[1], 1)
-    if len(m) * across <= _FEW:
-        return max(len(m), 1)
+    across = max(min(queries, MOST), columns, 1)
+    if rows * across <= _FEW:
+        return max(rows, 1)
     return max(1, min(_TILE, arrays.free_bytes() // _SHARE) // 4 // across)
 
 
@@ -164,14 +172,15 @@ def _exact(arrays: Arrays, rows: Any, dtype: np.dtype[Any]) -> Any:
 
 def require_numbers_on(arrays: Arrays, what: str, m: Matrix) -> None:
     """`sources.require_numbers` on the device."""
-    if m.dtype.kind == "c":
-        msg = f"{what} are {m.dtype}: distances are defined for real numbers; pass the real and imaginary parts"
+    dtype = m._view.dtype
+    if dtype.kind == "c":
+        msg = f"{what} are {dtype}: distances are defined for real numbers; pass the real and imaginary parts"
         raise UnsupportedDtypeError(msg)
-    if m.dtype.kind in "iu" and m.dtype.itemsize == 8 and m.size:
+    if dtype.kind in "iu" and dtype.itemsize == 8 and m.size:
         whole = arrays.astype(native_of(arrays, m), "int64")  # what is beyond int64 becomes negative
         low, high = (int(arrays.host(found(whole))) for found in (arrays.xp.min, arrays.xp.max))
-        if low < (0 if m.dtype.kind == "u" else -_EXACT) or high > _EXACT:
-            msg = f"{what} are {m.dtype} and reach beyond 2**53, where float64 rounds: subtract an offset"
+        if low < (0 if dtype.kind == "u" else -_EXACT) or high > _EXACT:
+            msg = f"{what} are {dtype} and reach beyond 2**53, where float64 rounds: subtract an offset"
             raise UnsupportedDtypeError(msg)
 
 
@@ -188,28 +197,29 @@ def result_of(
 ) -> KnnResult:
     """Ids, distances and counts, where the queries are and in their framework.
 
-    ``usable`` (q,): queries that have neighbours.  ``short``: distances are float32.  ``narrow``: without 64-bit types.
+    ``usable`` (q,): queries that have neighbours, None for all.  ``short``: distances are float32.  ``narrow``: without
+    64-bit types.
     ``send`` brings ids, counts and distances to the queries' device, for an answer that lives on the host.
     """
     home, dtype = best.arrays, "float32" if short else "float64"
-    xp = home.xp
-    ids, keys = best.ids, best.keys
-    if not (home.quick and usable.all()):
-        usable = usable[:, None]
-        ids, keys = xp.where(usable, ids, -1), xp.where(usable, keys, xp.inf)
+    xp, ids, keys = home.xp, best.ids, best.keys
+    if usable is not None:
+        keys = xp.where(usable[:, None], keys, xp.nan)
+    missing = xp.isnan(keys)
+    if some := not home.quick or np.count_nonzero(missing) > 0:
+        ids, keys = xp.where(missing, -1, ids), xp.where(missing, xp.inf, keys)
     if metric == "euclidean":
         keys = xp.sqrt(keys)
     elif metric == "inner_product":
         keys = -keys
-    with np.errstate(over="ignore", under="ignore"):
-        if asked.device.is_host:
-            return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
-        valid = xp.sum(ids >= 0, axis=1)
-        if send is not None:
-            ids, valid, distances = send(ids, valid, keys)
-        else:
-            distances = home.astype(keys, "float32" if narrow else dtype)
-            ids, valid = (home.astype(part, "int32" if narrow else "int64") for part in (ids, valid))
+    if asked.device.is_host:
+        return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
+    valid = xp.sum(ids >= 0, axis=1) if some else keys.shape[1]
+    if send is not None:
+        ids, valid, distances = send(ids, valid, keys)
+    else:
+        distances = home.astype(keys, "float32" if narrow else dtype)
+        ids, valid = (home.astype(part, "int32" if narrow else "int64") for part in (ids, valid))
     owner = framework_of(asked.framework)
     if owner.name == arrays.framework.name or not owner.computes:
         return KnnResult(ids, distances, valid)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -21,35 +20,45 @@ __all__ = ["TorchArrays"]
 _TAKEN: Final = 64 << 10
 
 
+def _size(dtype: torch.dtype) -> int:
+    return dtype.itemsize
+
+
+def _seen_as(unit: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Entries (n,) as a type that is not larger; of which a single one, whatever its stride, counts as contiguous."""
+    return x.contiguous().as_strided((x.shape[0],), (1,)).view(unit)
+
+
 @cache
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype(str(dtype).removeprefix("torch."))
 
 
+_matmul: Final[Any] = torch.backends.cuda.matmul
+#: The switch of TF32, and where it says that there is none.
+_SWITCH, _FULL = ("fp32_precision", "ieee") if hasattr(_matmul, "fp32_precision") else ("allow_tf32", False)
 _lock = threading.Lock()
 _multiplying = 0
-_precision = "ieee"
+_precision: Any = _FULL
 
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """No TF32 while anybody multiplies here. The switch is one for the process, so the last one restores it."""
     global _multiplying, _precision  # noqa: PLW0603
-    matmul: Any = torch.backends.cuda.matmul
-    name, full = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
     with _lock:
         if not _multiplying:
-            _precision = getattr(matmul, name)
-            if _precision != full:
-                setattr(matmul, name, full)
+            _precision = getattr(_matmul, _SWITCH)
+            if _precision != _FULL:
+                setattr(_matmul, _SWITCH, _FULL)
         _multiplying += 1
     try:
         yield
     finally:
         with _lock:
             _multiplying -= 1
-            if not _multiplying and _precision != full:
-                setattr(matmul, name, _precision)
+            if not _multiplying and _precision != _FULL:
+                setattr(_matmul, _SWITCH, _precision)
 
 
 class TorchArrays(Arrays):
@@ -61,17 +70,19 @@ class TorchArrays(Arrays):
 
     def sending(self, *kinds: tuple[tuple[int, ...], str]) -> Callable[..., list[Any]]:
         """In one copy, from pinned memory: so nobody waits. The arrays share its memory."""
-        starts = [0, *accumulate(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds)]
-        size = starts[-1] + -starts[-1] % 8  # whole words, so that all of it can be seen as any type
-        here = torch.empty(size, dtype=torch.uint8, pin_memory=self._where.type == "cuda")
-        there = torch.empty(size, dtype=torch.uint8, device=self._where)
-        data, seen = here.numpy(), {dtype: there.view(getattr(torch, dtype)) for _, dtype in kinds}
+        words = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds) // 8 + 1
+        here = torch.empty(words, dtype=torch.int64, pin_memory=self._where.type == "cuda")
+        there = torch.empty(words, dtype=torch.int64, device=self._where)
+        data, seen, start = here.numpy(), {"int64": there}, 0
         places, made = [], []
-        for (shape, dtype), start in zip(kinds, starts, strict=False):
+        for shape, dtype in kinds:
             place: np.ndarray = np.ndarray(shape, dtype, data, start)
             strides = [step // place.itemsize for step in place.strides]
+            if dtype not in seen:
+                seen[dtype] = there.view(getattr(torch, dtype))
             places.append(place)
             made.append(seen[dtype].as_strided(shape, strides, start // place.itemsize))
+            start += place.nbytes
 
         def send(*parts: np.ndarray) -> list[Any]:
             for place, part in zip(places, parts, strict=True):
@@ -86,20 +97,22 @@ class TorchArrays(Arrays):
         return found
 
     def fetching(self, *parts: Any) -> Callable[[], list[np.ndarray]]:
-        """As bytes side by side, in one copy, which is under way when this returns: what is queued later can wait."""
-        plain = [(part.float() if part.dtype is torch.bfloat16 else part).contiguous() for part in parts]
-        # An axis of length 1 may have any stride, of which `view` would complain.
-        packed = torch.cat([part.as_strided((part.numel(),), (1,)).view(torch.uint8) for part in plain])
-        starts = [0, *accumulate(part.nbytes for part in plain)]
-        places = [(part.shape, _numpy_type(part.dtype), start) for part, start in zip(plain, starts, strict=False)]
+        """Side by side, in one copy, which is under way when this returns: what is queued later can wait."""
+        flat = [(part.float() if part.dtype is torch.bfloat16 else part).reshape(-1) for part in parts]
+        least = min([part.dtype for part in flat], key=_size)
+        unit = torch.uint8 if least is torch.bool else least  # as which all of them can be seen
+        packed = torch.cat([part if part.dtype is unit else _seen_as(unit, part) for part in flat])
         there = packed.to("cpu", non_blocking=True)  # into memory that torch pins, and keeps until the copy is done
         arrived = self._marked()
+        data, arrays, start = there.numpy(), [], 0
+        for part, entries in zip(parts, flat, strict=True):
+            arrays.append(np.ndarray(part.shape, _numpy_type(entries.dtype), data, start))
+            start += entries.nbytes
 
         def fetched() -> list[np.ndarray]:
             if arrived is not None:
                 arrived.synchronize()
-            data = there.numpy()
-            return [np.ndarray(shape, dtype, data, start) for shape, dtype, start in places]
+            return arrays
 
         return fetched
 
@@ -118,7 +131,7 @@ class TorchArrays(Arrays):
         return x if x.dtype is kind else x.to(kind)
 
     def rows(self, x: Any, numbers: Any) -> Any:
-        return x[numbers]
+        return x.index_select(0, numbers)
 
     def along(self, x: Any, places: Any) -> Any:
         return x.gather(1, places)
@@ -129,11 +142,14 @@ class TorchArrays(Arrays):
     def squared_norms(self, y: Any) -> Any:
         return torch.linalg.vector_norm(y, dim=1).square_()  # in one pass, without the matrix of squares
 
-    def scores(self, x: Any, y: Any, offset: Any) -> Any:
+    def scores(self, x: Any, y: Any, offset: Any, factor: float) -> Any:
         with _full_precision():
-            if len(x) == 1:  # GEMV reads the rows once, at the speed of the memory
-                return (torch.mv(y, x[0]) if offset is None else torch.addmv(offset, y, x[0]))[None]
-            return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T)
+            if offset is None:
+                x = x * factor
+            if x.shape[0] == 1:  # GEMV reads the rows once, at the speed of the memory
+                one = x[0]
+                return (torch.mv(y, one) if offset is None else torch.addmv(offset, y, one, alpha=factor))[None]
+            return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T, alpha=factor)
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
         found: tuple[Any, Any] = torch.topk(scores, k, dim=1, largest=False)
