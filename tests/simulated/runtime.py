@@ -212,6 +212,10 @@ class SimulatedRuntime:
     # Moving bytes ------------------------------------------------------------------------------
     def copy(self, dst: int, src: int, nbytes: int, *, ordinal: int, stream: int) -> None:
         self._enter("copy", ordinal)
+        if 0 < nbytes <= self.captured_bytes and self.pointer(src).kind == "pageable":
+            taken = host_bytes(src, nbytes).copy()
+            self._queue(self._stream(stream, ordinal), lambda: np.copyto(self._bytes(dst, nbytes), taken))
+            return
         self._copy(dst, nbytes, src, nbytes, nbytes, 1, self._stream(stream, ordinal))
 
     def copy_rows(

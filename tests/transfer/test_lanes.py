@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from pathlib import Path
@@ -18,6 +19,7 @@ from matrix_interop.errors import DeviceUnavailableError, FormatError
 from matrix_interop.io import open_matrix, save_matrix
 from matrix_interop.memory import Block, PinnedArena, default_arena, use_arena
 from matrix_interop.transfer import download, report_progress, start_download, transfer_setting, upload
+from matrix_interop.transfer.lanes import _Move
 from matrix_interop.transfer.staging import staging_of
 from simulated.adapter import device_with_arena
 from simulated.runtime import SimulatedRuntime
@@ -155,6 +157,19 @@ def test_pinned_memory_is_moved_as_it_lies(device: SimulatedRuntime) -> None:
     assert moved.result() is out
 
 
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "ordinary"])
+def test_a_small_source_may_be_overwritten_on_return(device: SimulatedRuntime, pinned: bool) -> None:
+    """Where the driver reads small ordinary memory at once, and pinned memory when the stream comes to it."""
+    device.captured_bytes = 1 << 16
+    source = default_arena().empty((16, 16), F4) if pinned else np.empty((16, 16), F4)
+    source.fill(3)
+    address, seen = on_device(device, source.shape)
+    upload(source, address, F4, DEVICE, 1)
+    source.fill(4)
+    device.quiesce()
+    assert set(seen.ravel().tolist()) == {3.0}
+
+
 def test_early_return_into_pageable_memory(device: SimulatedRuntime, spread: None) -> None:
     """A thread fills the memory with what the stream held at the call, whatever is queued there later."""
     address, seen = on_device(device, (250, 64))
@@ -163,6 +178,39 @@ def test_early_return_into_pageable_memory(device: SimulatedRuntime, spread: Non
     moved = start_download(address, F4, out, DEVICE, stream, early=True)
     assert moved.result() is out
     assert set(out.ravel().tolist()) == {7.0}
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["thread", "no more threads"])
+def test_an_early_move_holds_its_source(
+    device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch, threads: bool
+) -> None:
+    """What owns the device memory lives until it has been read, although nobody holds the Transfer."""
+    gate, out = threading.Event(), np.zeros((250, 64), F4)
+    address, seen = on_device(device, out.shape)
+    seen.fill(7)
+    owner = PinnedArena(1, runtime=None)
+    alive = weakref.ref(owner)
+    run = _Move.run
+
+    def gated(self: _Move, **keywords: Any) -> None:
+        assert gate.wait(60)
+        assert alive() is not None
+        run(self, **keywords)
+
+    def refuse(_: threading.Thread) -> None:
+        gate.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_Move, "run", gated)
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    start_download(address, F4, out, DEVICE, 1, early=True, keep=owner)
+    del owner
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "matrix-interop transfer":
+            thread.join()
+    assert (set(out.ravel().tolist()), alive()) == ({7.0}, None)
 
 
 # Bounds, errors, progress --------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Devic
     nbytes = source.size * dtype.itemsize
     if nbytes <= runtime.captured_bytes:
         if nbytes:
-            dense = np.ascontiguousarray(source, dtype)
+            dense = np.array(source, dtype, order="C")  # in ordinary memory: the driver reads pinned memory late
             runtime.copy(address, address_of(dense), nbytes, ordinal=device.index, stream=stream)
         return
     move = _Move(source, address, dtype, device, stream)
@@ -86,7 +86,8 @@ def start_download(
 ) -> Transfer[np.ndarray]:
     """`download` that returns at once where the device fills ``out`` by itself, and with ``early`` always.
 
-    ``keep``: what owns the device memory.  With ``early`` a thread of its own fills an ``out`` in pageable memory.
+    ``keep``: what owns the device memory, held until it has been read.  With ``early`` a thread of its own fills an
+    ``out`` in pageable memory.
     """
     if not out.size:
         return Transfer(out)
@@ -108,7 +109,7 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
     over, errors = threading.Event(), []
     ready = runtime.record(move.stream, ordinal)
 
-    def work() -> None:
+    def work(_keep: object) -> None:
         try:
             with side_stream(runtime, ordinal) as side:
                 runtime.wait(side, ready, ordinal)
@@ -126,7 +127,11 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
             raise errors[0]
 
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(work,), name="matrix-interop transfer").start()
+    thread = threading.Thread(target=context.run, args=(work, keep), name="matrix-interop transfer")
+    try:
+        thread.start()
+    except RuntimeError:  # there can be no more threads
+        work(keep)
     return Transfer(out, over.is_set, end, keep)
 
 
