@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from matrix_interop.devices import CPU
+from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.frameworks.registry import framework
 from matrix_interop.matrix import from_tensor
 from matrix_interop.search import KnnResult, knn
@@ -77,6 +78,23 @@ def test_the_array_api_and_jax(name: str) -> None:
         expected, found = search(queries, base, 12), search(queries, base, 12, name)
         assert np.array_equal(found.ids, expected.ids)
         assert np.array_equal(found.distances, expected.distances)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rows_without_entries(metric: str) -> None:
+    """All are alike, and the nearest are the first."""
+    empty = np.empty((30, 0), np.float32)
+    for queries, block in ((empty[:2], None), (empty, 4)):
+        assert same(search(queries, empty, 9, metric=metric, block=block), knn(queries, empty, 9, metric=metric))
+
+
+@pytest.mark.parametrize("block", [None, 7])
+def test_no_rows(block: int | None) -> None:
+    """They have a dtype, which counts, and columns, which must be as many as the queries have."""
+    found = search(rows(2, 8), np.empty((0, 8), np.int8), 3, block=block)
+    assert (found.distances.dtype, found.valid.tolist()) == (np.float64, [0, 0])
+    with pytest.raises(UnsupportedLayoutError, match="queries have 8 columns, base has 7"):
+        search(rows(2, 8), np.empty((0, 7), np.float32), 3, block=block)
 
 
 def test_few_queries_are_finished_on_the_host_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ def knn(
 
     ``queries`` (q, d): anything `from_tensor` takes.  ``base`` (n, d): the same, or a row source such as
     `open_rows` gives, or a list, tuple or iterator of blocks (b, d).  It is read once, in order, ``block``
-    rows at a time (None: 64 MiB of float32; on a device all that is there, and from the host 256 to 512 MiB, the next
-    block read and sent during the search), so it may be larger than memory.
+    rows at a time (None: 64 MiB of float32; on a device all that is there, and from the host 256 to 512 MiB, each sent
+    while the device searches the one before), so it may be larger than memory.
 
     ``metric``: "sqeuclidean" (sum of squared differences), "euclidean" (its root), "cosine" (1 - cos, in
     [0, 2]; a zero vector is at distance 1 from everything), "inner_product" (largest first).

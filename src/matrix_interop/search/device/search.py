@@ -152,19 +152,25 @@ def _blocks(arrays: Arrays, base: Any, block: int | None) -> Iterator[Matrix]:
         for part in base:
             yield from _blocks(arrays, from_tensor(part), block)
         return
-    if isinstance(base, Matrix) and (base.device == arrays.device or not len(base)):
+    if not len(base):  # it has columns to check, and a dtype
+        yield from_tensor(np.empty(base.shape, base.dtype))
+        return
+    if isinstance(base, Matrix) and base.device == arrays.device:
         yield from [base] if block is None else base.blocks(block)
         return
     if block is None:
         width = max(base.shape[1] * np.dtype(base.dtype).itemsize, 1)
         block = max(1, min(max(len(base) * width // 8, _LEAST), _MOST) // width)
-    if not len(base):
-        yield from_tensor(np.empty(base.shape, base.dtype))
     yield from blocks_of(base, block, device=arrays.device, framework=arrays.framework.name)
 
 
 def _exact(arrays: Arrays, rows: Any, dtype: np.dtype[Any]) -> Any:
-    """The rows in a type that frameworks index and convert: unsigned integers and 8-bit floats become wider floats."""
+    """The rows in a type that frameworks index and convert: unsigned integers and 8-bit floats become wider floats.
+
+    Rows without entries get one, 0: most operations want some.
+    """
+    if not rows.shape[1]:
+        return arrays.full((rows.shape[0], 1), 0, "float32")
     if dtype.kind == "u" and dtype.itemsize > 1:
         return arrays.astype(rows, "float32" if dtype.itemsize == 2 else "float64")
     return arrays.astype(rows, "float32") if is_extension(dtype) and dtype.itemsize == 1 else rows
