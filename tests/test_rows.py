@@ -282,6 +282,18 @@ def test_blocks_are_ready_on_the_current_stream(device: SimulatedRuntime) -> Non
     assert [float(total.numpy()) for total in totals] == [float(a[s : s + 30].sum()) for s in range(0, 200, 30)]
 
 
+def test_a_block_is_held_until_the_stream_that_asked_for_it_has_read_it(device: SimulatedRuntime) -> None:
+    """Its memory goes back to the stream on which the block before was asked for."""
+    blocks, side = from_tensor(numbers()).blocks(30, device="ext:0"), lateframe.new_stream(0)
+    next(blocks)
+    with lateframe.stream(side, 0):
+        block = next(blocks)
+        copy = lateframe.copy_late(lateframe.empty((30, 16)), block.array)
+        del block
+        device.run_all_but(side)
+        assert copy.numpy().tolist() == numbers()[30:60].tolist()
+
+
 def test_blocks_left_early(device: SimulatedRuntime) -> None:
     """What was on its way is waited for, so that its memory can be given out again."""
     for _ in range(8):

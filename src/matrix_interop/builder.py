@@ -396,7 +396,10 @@ class _DeviceRows:
             return
         native = self._memory_for(count, held)
         raw = self._target.view(native)
-        self._follow(self._target.current_stream(self._device))
+        current = self._target.current_stream(self._device)
+        if current != self._stream:  # it goes back there
+            self._follow(current)
+            self._target.keep_until(native, self._stream, self._device)
         if self.sent:
             nbytes, ordinal = self.sent * self._row_bytes, self._device.index
             self._runtime.copy(raw.pointer, self._raw.pointer, nbytes, ordinal=ordinal, stream=self._stream)
@@ -421,6 +424,7 @@ class _DeviceRows:
         current = self._target.current_stream(self._device)
         if current != self._stream:
             follow(self._runtime, self._device.index, current, self._stream)
+            self._target.keep_until(self._native, current, self._device)
         made = from_tensor(self._target.written(self._native, current, self._device))
         return made if count == len(made) else made[:count]
 

@@ -239,12 +239,15 @@ class _Arrival:
         self._runtime = get_runtime(device.type)
         # Made before the caller works with the block before this one, so that the bus need not wait for that work.
         self._native = target.empty(shape, dtype, device)
-        self._ready = self._runtime.record(target.current_stream(device), device.index)
+        self._home = target.current_stream(device)
+        self._ready = self._runtime.record(self._home, device.index)
 
     def matrix(self, rows: np.ndarray) -> Matrix:
         """The block with these rows, ready on the current stream of its framework."""
         runtime, ordinal, target = self._runtime, self._device.index, self._target
         raw, current = target.view(self._native), target.current_stream(self._device)
+        if current != self._home:  # where the memory goes back to
+            target.keep_until(self._native, current, self._device)
         try:
             with side_stream(runtime, ordinal) as stream:
                 runtime.wait(stream, self._ready, ordinal)

@@ -63,8 +63,11 @@ NOTICED_BY = {
     "builder.py:_DeviceRows.send:_follow": _BUILDER + "test_device_rows_come_after_the_kernels_that_make_them",
     "builder.py:_DeviceRows.send:finish": _BUILDER + "test_device_rows_come_after_the_kernels_that_make_them",
     "builder.py:_DeviceRows._have:_follow": _BUILDER + "test_rows_go_to_memory_that_nobody_uses_any_more",
+    "builder.py:_DeviceRows._have:keep_until": _BUILDER + "test_memory_is_held_until_it_is_written",
     "builder.py:_DeviceRows._have:finish": _BUILDER + "test_memory_that_became_too_small_is_read_before_it_goes_back",
     "builder.py:_DeviceRows._follow:follow": _BUILDER + "test_device_rows_come_after_the_kernels_that_make_them",
+    "builder.py:_DeviceRows.finish:keep_until": _BUILDER
+    + "test_the_matrix_is_held_until_the_stream_of_finish_has_read_it",
     "builder.py:_DeviceRows.finish:follow": _BUILDER + "test_the_matrix_is_ready_on_the_stream_of_finish",
     "exchange/convert.py:copy_to:wait": _WAITS + "test_rows_gathered_where_the_device_writes_ordinary_memory",
     "exchange/moves.py:_packed:order_streams": _MOVES + "test_memory_whose_producer_named_a_stream",
@@ -92,6 +95,7 @@ NOTICED_BY = {
     "test_a_probe_waits_for_the_device",
     "memory/waiting.py:Waiting.wait:synchronize": "tests/memory/test_arena.py::"
     "test_at_the_limit_it_waits_for_pending_blocks",
+    "rows.py:_Arrival.matrix:keep_until": _ROWS + "test_a_block_is_held_until_the_stream_that_asked_for_it_has_read_it",
     "rows.py:_Arrival.matrix:wait": _ROWS + "test_a_block_goes_to_memory_that_nobody_uses_any_more",
     "rows.py:_Arrival.matrix:follow": _ROWS + "test_blocks_are_ready_on_the_current_stream",
     "search/cuvs.py:CuvsIndex._handle:synchronize": _CUVS + "test_layouts_become_dense_rows",
