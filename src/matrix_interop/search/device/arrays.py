@@ -5,6 +5,7 @@ The candidates' scores may be rounded as `matrix_interop.search.engines.Engine` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -33,8 +34,6 @@ class Arrays:
 
     #: Unit roundoff of `scores`.
     roundoff = 2.0**-24
-    #: Whether asking for a value costs less than an operation.
-    quick = False
 
     def __init__(self, framework: Framework, device: Device) -> None:
         self.framework = framework
@@ -77,6 +76,11 @@ class Arrays:
     def astype(self, x: Any, dtype: str) -> Any:
         """The array in another type; itself if it has that."""
         return self.xp.astype(x, getattr(self.xp, dtype), copy=False)
+
+    def finite(self, x: Any) -> bool:
+        """True where all is finite and that is known at once: False, too, where asking costs more than an operation."""
+        del x
+        return False
 
     def columns(self, x: Any) -> Any:
         """Rows (n, d) as float64 columns (d, n)."""
@@ -126,10 +130,9 @@ class Arrays:
 
 
 class _Quick:
-    """NumPy's functions, reductions without the wrappers that take small arrays most of the time."""
+    """NumPy's functions, some without the wrappers that take small arrays most of the time."""
 
     sum = staticmethod(np.add.reduce)
-    all = staticmethod(np.logical_and.reduce)
     reshape = staticmethod(np.ndarray.reshape)
 
     def __getattr__(self, name: str) -> Any:
@@ -140,8 +143,6 @@ class _Quick:
 
 class HostArrays(Arrays):
     """NumPy, where what is small is finished: an operation there costs a tenth of a kernel's start."""
-
-    quick = True
 
     def __init__(self) -> None:
         super().__init__(framework_of("numpy"), CPU)
@@ -162,6 +163,9 @@ class HostArrays(Arrays):
 
     def astype(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype, copy=False)
+
+    def finite(self, x: Any) -> bool:
+        return math.isfinite(np.add.reduce(x, axis=None))  # one call; False for sums that overflow
 
     def columns(self, x: Any) -> Any:
         return x.T.astype("float64", order="C")

@@ -71,10 +71,10 @@ def candidate_keys(arrays: Arrays, kind: Kind, queries: Any, rows: Any, *, bound
     xp, (count, width) = arrays.xp, queries.shape
     columns = xp.reshape(arrays.columns(rows), (width, count, rows.shape[0] // count))
     keys = measure(xp, kind, queries.T[:, :, None], columns)
-    finite = xp.isfinite(keys)
-    if arrays.quick and xp.all(finite, axis=None):
+    if arrays.finite(keys):
         return keys
-    return xp.where(finite if bounded else xp.all(xp.isfinite(columns), axis=0), keys, xp.nan)
+    finite = xp.abs(keys) < xp.inf if bounded else xp.all(xp.isfinite(columns), axis=0)
+    return xp.where(finite, keys, xp.nan)
 
 
 def pair_keys(arrays: Arrays, kind: Kind, queries: Any, which: Any, rows: Any, place: Any) -> Any:

@@ -72,13 +72,11 @@ class Queries:
         if arrays is not self.source:
             given = self.source.host(given) if self.brought is None else self.brought
         wide = arrays.astype(given, "float64")
-        if arrays.quick:
-            squares = xp.sum(wide * wide, axis=1)
-            if xp.all(xp.isfinite(squares), axis=None):  # nothing to replace
-                return wide, squares[0] if len(squares) == 1 else squares, None
+        squares = xp.sum(wide * wide, axis=1)
+        if arrays.finite(squares):
+            return wide, squares[0] if len(squares) == 1 else squares, None
         usable = xp.all(xp.isfinite(wide), axis=1)
-        wide = xp.where(usable[:, None], wide, 0.0)
-        return wide, xp.sum(wide * wide, axis=1), usable
+        return xp.where(usable[:, None], wide, 0.0), xp.where(usable, squares, 0.0), usable
 
     @property
     def wide(self) -> Any:

@@ -211,8 +211,8 @@ def result_of(
     xp, ids, keys = home.xp, best.ids, best.keys
     if usable is not None:
         keys = xp.where(usable[:, None], keys, xp.nan)
-    missing = xp.isnan(keys)
-    if some := not home.quick or np.count_nonzero(missing) > 0:
+    if some := not home.finite(keys):
+        missing = xp.isnan(keys)
         ids, keys = xp.where(missing, -1, ids), xp.where(missing, xp.inf, keys)
     if metric == "euclidean":
         keys = xp.sqrt(keys)
@@ -220,13 +220,13 @@ def result_of(
         keys = -keys
     if asked.device.is_host:
         return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
-    valid = xp.sum(ids >= 0, axis=1) if some else keys.shape[1]
+    valid = xp.sum(ids >= 0, axis=1) if some else keys.shape[1]  # `send` spreads it
     if send is not None:
         ids, valid, distances = send(ids, valid, keys)
     else:
         distances = home.astype(keys, "float32" if narrow else dtype)
         ids, valid = (home.astype(part, "int32" if narrow else "int64") for part in (ids, valid))
-    owner = framework_of(asked.framework)
-    if owner.name == arrays.framework.name or not owner.computes:
+    owner = asked.framework
+    if owner == arrays.framework.name or not framework_of(owner).computes:
         return KnnResult(ids, distances, valid)
-    return KnnResult(*(convert(part, owner.name, device=asked.device) for part in (ids, distances, valid)))
+    return KnnResult(*(convert(part, owner, device=asked.device) for part in (ids, distances, valid)))
