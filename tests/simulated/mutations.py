@@ -122,7 +122,7 @@ NOTICED_BY = {
     "transfer/lanes.py:finish:synchronize": _LANES + "test_download_comes_after_its_stream",
     "transfer/lanes.py:_Move.receive_at_once:finish": _MOVES + "test_a_small_matrix_that_the_driver_stages",
     "transfer/lanes.py:_Move.run:follow": _LANES + "test_upload_is_ordered_on_its_stream",
-    "transfer/lanes.py:_Lane._launch:stream_synchronize": _MOVES + "test_no_chunk_is_reused_under_a_failed_move",
+    "transfer/lanes.py:_Lane.__exit__:stream_synchronize": _MOVES + "test_no_chunk_is_reused_under_a_failed_move",
     "transfer/lanes.py:_Lane._land:finish": _LANES + "test_download_comes_after_its_stream",
     "transfer/lanes.py:_Lane.__exit__:leave": _LANES + "test_an_error_in_the_middle",
     "transfer/staging.py:Staging._reserve:wait": _STAGING + "test_a_move_without_a_chunk_sleeps_until_one_comes_back",

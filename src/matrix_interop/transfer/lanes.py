@@ -13,9 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import cycle
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from matrix_interop.runtime import Runtime, get_runtime
 from matrix_interop.transfer.base import Transfer
 from matrix_interop.transfer.copying import copy_values
 from matrix_interop.transfer.crew import CREW
-from matrix_interop.transfer.packing import Packing, Part, packing_of
+from matrix_interop.transfer.packing import Packing, packing_of
 from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
 from matrix_interop.transfer.settings import Setting, engine_of_lanes, engine_of_torch
@@ -283,37 +282,41 @@ class _Lane:
         self._to_device = to_device
         self._staging = staging_of(move.arena)
         self._block: Block | None = None
-        #: The block as the packing takes it.
-        self._chunks: Any = None
-        #: Where in the block the next chunk begins: in turn.
-        self._places: Iterator[int] = iter(())
-        #: Copies that the device has not done yet, the oldest first: event, where in the block, part.
-        self._flight: deque[tuple[int, int, Part]] = deque()
-        #: The byte of the array that is being moved.
-        self._moving = offset
+        #: Copies that the device has not done yet, the oldest first: event, chunk, values.
+        self._flight: deque[tuple[int, Any, Any]] = deque()
+        #: The byte of the share that is being moved.
+        self._place = 0
 
     def run(self) -> None:
         """Move the share: all chunks, in order."""
-        move, packing, to_device = self._move, self._packing, self._to_device
-        chunk, count = self._sizes()
-        self._block = block = self._staging.take(move.arena, chunk * count, chunk)
-        if block.nbytes < chunk * count:
-            chunk = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
-        self._places = cycle(range(0, chunk * count, chunk))
-        for part in packing.parts(chunk):
+        move, packing, flight, to_device = self._move, self._packing, self._flight, self._to_device
+        runtime, stream, ordinal = move.runtime, move.stream, move.ordinal
+        there = move.address + self._offset
+        nbytes, count = self._sizes()
+        self._block = block = self._staging.take(move.arena, nbytes * count, nbytes)
+        if block.nbytes < nbytes * count:
+            nbytes = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
+        # Short and in one place: with the caches full of chunks, each further call here costs a microsecond or two.
+        for chunk, values, address, place, length in packing.parts(block, nbytes, count):
             if move.stopped:
                 return
-            at = self._place()
-            self._moving = self._offset + part[1]
+            if len(flight) == count:
+                self._land()
+            self._place = place
             if to_device:
-                self._fill(at, part)
-            self._launch(block.address + at, at, part)
+                packing.copy(chunk, values)
+                runtime.copy(there + place, address, length, ordinal=ordinal, stream=stream)
+            else:
+                runtime.copy(address, there + place, length, ordinal=ordinal, stream=stream)
+            flight.append((runtime.record(stream, ordinal), chunk, values))
+            if move.report is not None:
+                move.count(length)
         if not to_device:
-            while self._flight:
+            while flight:
                 self._land()
         elif packing.nbytes >= 2 * self._setting.chunk_bytes:
-            for _ in range(self._setting.extra):
-                self._fill(self._place(), part)
+            for _ in range(min(self._setting.extra, len(flight))):
+                packing.copy(*self._land())
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes of a chunk, and how many there are."""
@@ -324,57 +327,31 @@ class _Lane:
         chunk = self._staging.largest(-(-chunk // _ALIGNMENT) * _ALIGNMENT)
         return chunk, max(1, min(setting.in_flight, -(-total // chunk), self._staging.limit // chunk))
 
-    def _place(self) -> int:
-        """Where the next chunk goes, once the device is done with what lies there."""
-        at = next(self._places)
-        if self._flight and self._flight[0][1] == at:
-            self._land()
-        return at
-
-    def _fill(self, at: int, part: Part) -> None:
-        if self._chunks is None:
-            self._chunks = self._packing.over(cast(Block, self._block))
-        self._packing.fill(self._chunks, at, part)
-
-    def _land(self) -> None:
-        """Wait for the oldest copy; what came from the device goes where it belongs."""
-        event, at, part = self._flight.popleft()
-        if not self._to_device and self._chunks is None:  # not before: the device works meanwhile
-            self._chunks = self._packing.over(cast(Block, self._block))
+    def _land(self) -> tuple[Any, Any]:
+        """Wait for the oldest copy; what came from the device goes where it belongs. The chunk, and its values."""
+        event, chunk, values = self._flight.popleft()
         finish(self._move.runtime, event)
         if not self._to_device:
-            self._packing.empty(self._chunks, at, part)
-
-    def _launch(self, chunk: int, at: int, part: Part) -> None:
-        """Have the device move ``part`` from or to the chunk at that address."""
-        move, nbytes, there = self._move, part[2], self._move.address + self._moving
-        dst, src = (there, chunk) if self._to_device else (chunk, there)
-        move.runtime.copy(dst, src, nbytes, ordinal=move.ordinal, stream=move.stream)
-        try:
-            event = move.runtime.record(move.stream, move.ordinal)
-        except BaseException:
-            with contextlib.suppress(*REFUSALS):
-                move.runtime.stream_synchronize(move.stream, move.ordinal)
-            raise
-        self._flight.append((event, at, part))
-        if move.report is not None:
-            move.count(nbytes)
+            self._packing.copy(values, chunk)
+        return chunk, values
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        move, block = self._move, self._block
-        if block is not None and self._flight:
-            *earlier, (last, _at, _part) = self._flight
-            for event, _at, _part in earlier:
-                move.runtime.release(event)
-            self._staging.leave(move.arena, move.runtime, move.ordinal, move.stream, block, last)
+        move, block, events = self._move, self._block, [event for event, _chunk, _values in self._flight]
+        move.stopped = move.stopped or error is not None
+        if block is not None and error is not None:  # the last copy may have no event
+            with contextlib.suppress(*REFUSALS):
+                move.runtime.stream_synchronize(move.stream, move.ordinal)
+        for event in events[:-1] if error is None else events:
+            move.runtime.release(event)
+        if block is not None and events and error is None:
+            self._staging.leave(move.arena, move.runtime, move.ordinal, move.stream, block, events[-1])
         elif block is not None:
             self._staging.give(move.arena, block)
         if error is not None:
-            move.stopped = True
-            explained = move.explained(error, self._moving)
+            explained = move.explained(error, self._offset + self._place)
             if explained is not error:
                 raise explained
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +20,9 @@ from matrix_interop.transfer.files import Pages, pages_of
 __all__ = ["Packing", "Part", "packing_of"]
 
 
-#: A piece of a host array: its values, where they begin once packed, in bytes, and how many bytes they are.
-Part = tuple[Any, int, int]
+#: A piece of a host array and its chunk: chunk, values, address of the chunk, first byte of the values once packed,
+#: bytes.
+Part = tuple[Any, Any, int, int, int]
 
 
 class Packing(Protocol):
@@ -31,21 +32,17 @@ class Packing(Protocol):
     pooled: bool
     #: Bytes of all its values once packed.
     nbytes: int
+    #: ``copy(out, values)`` between chunk and values, either way.
+    copy: Callable[[Any, Any], Any]
 
     def spread(self, lanes: int) -> list[tuple[Packing, int]]:
         """At most so many shares of about one size, each with its offset in bytes."""
 
-    def parts(self, nbytes: int) -> Iterator[Part]:
-        """Parts of at most so many bytes, one behind the other. Raises `FormatError` where a mapped file was cut."""
+    def parts(self, block: Block, nbytes: int, count: int) -> Iterator[Part]:
+        """Parts of at most so many bytes, one behind the other, in ``count`` chunks of a block that take turns.
 
-    def over(self, block: Block) -> Any:
-        """A pinned block as `fill` and `empty` take it."""
-
-    def fill(self, chunks: Any, at: int, part: Part) -> None:
-        """Copy the values of a part into a block, from byte ``at`` on."""
-
-    def empty(self, chunks: Any, at: int, part: Part) -> None:
-        """Copy what a block holds from byte ``at`` on to where the values of a part belong."""
+        Raises `FormatError` where a mapped file was cut.
+        """
 
 
 def packing_of(array: np.ndarray, dtype: np.dtype[Any], *, pool: bool) -> Packing:
@@ -65,7 +62,7 @@ class _Dense:
         self.pooled = tensor is not None
         self.nbytes = flat.nbytes
         self._values: Any = flat if tensor is None else tensor
-        self._copy: Callable[[Any, Any], Any] = np.copyto if tensor is None else type(tensor).copy_
+        self.copy: Callable[[Any, Any], Any] = np.copyto if tensor is None else type(tensor).copy_
         self._flat = flat
         self._file = file
 
@@ -73,22 +70,16 @@ class _Dense:
         flat = self._flat
         return [(_Dense(flat[a:b], self._file, pooled=self.pooled), a) for a, b in pairwise(_edges(len(flat), lanes))]
 
-    def parts(self, nbytes: int) -> Iterator[Part]:
-        for start in range(0, self.nbytes, nbytes):
-            if self._file is not None:
-                self._file.require()
-            stop = min(start + nbytes, self.nbytes)
-            yield self._values[start:stop], start, stop - start
-
-    def over(self, block: Block) -> Any:
-        flat = block.array
-        return tensor_of(flat) if self.pooled else flat
-
-    def fill(self, chunks: Any, at: int, part: Part) -> None:
-        self._copy(chunks[at : at + part[2]], part[0])
-
-    def empty(self, chunks: Any, at: int, part: Part) -> None:
-        self._copy(part[0], chunks[at : at + part[2]])
+    def parts(self, block: Block, nbytes: int, count: int) -> Iterator[Part]:
+        flat, values, file, total, address = block.array, self._values, self._file, self.nbytes, block.address
+        chunks = tensor_of(flat) if self.pooled else flat
+        places = cycle(range(0, nbytes * count, nbytes))
+        for start, at in zip(range(0, total, nbytes), places, strict=False):
+            if file is not None:
+                file.require()
+            stop = min(start + nbytes, total)
+            length = stop - start
+            yield chunks[at : at + length], values[start:stop], address + at, start, length
 
 
 class _Strided:
@@ -100,7 +91,7 @@ class _Strided:
         self._array = array
         self._dtype = dtype
         self._file = file
-        self._copy = copy_by_torch if pooled else copy_values
+        self.copy: Callable[[Any, Any], Any] = copy_by_torch if pooled else copy_values
 
     def spread(self, lanes: int) -> list[tuple[Packing, int]]:
         array, row = self._array, math.prod(self._array.shape[1:]) * self._dtype.itemsize
@@ -109,10 +100,16 @@ class _Strided:
             for a, b in pairwise(_edges(len(array), lanes))
         ]
 
-    def parts(self, nbytes: int) -> Iterator[Part]:
-        return self._cut(self._array, nbytes, 0)
+    def parts(self, block: Block, nbytes: int, count: int) -> Iterator[Part]:
+        dtype = self._dtype
+        places = cycle(range(0, nbytes * count, nbytes))
+        for (values, offset), at in zip(self._cut(self._array, nbytes, 0), places, strict=False):
+            if self._file is not None:
+                self._file.require()
+            chunk: np.ndarray = np.ndarray(values.shape, dtype, block, at)
+            yield chunk, values, block.address + at, offset, chunk.nbytes
 
-    def _cut(self, array: np.ndarray, nbytes: int, offset: int) -> Iterator[Part]:
+    def _cut(self, array: np.ndarray, nbytes: int, offset: int) -> Iterator[tuple[np.ndarray, int]]:
         row = math.prod(array.shape[1:]) * self._dtype.itemsize
         if row > nbytes and array.ndim > 1:
             for number, one in enumerate(array):
@@ -120,21 +117,7 @@ class _Strided:
             return
         step = max(1, nbytes // row)
         for start in range(0, len(array), step):
-            if self._file is not None:
-                self._file.require()
-            values = array[start : start + step]
-            yield values, offset + start * row, len(values) * row
-
-    def over(self, block: Block) -> Any:
-        return block
-
-    def fill(self, chunks: Any, at: int, part: Part) -> None:
-        values = part[0]
-        self._copy(np.ndarray(values.shape, self._dtype, chunks, at), values)
-
-    def empty(self, chunks: Any, at: int, part: Part) -> None:
-        values = part[0]
-        self._copy(values, np.ndarray(values.shape, self._dtype, chunks, at))
+            yield array[start : start + step], offset + start * row
 
 
 def _edges(count: int, lanes: int) -> list[int]:
