@@ -21,7 +21,7 @@ from matrix_interop.memory import Block, PinnedArena, default_arena, use_arena
 from matrix_interop.transfer import download, report_progress, start_download, transfer_setting, upload
 from matrix_interop.transfer.lanes import _Move
 from matrix_interop.transfer.staging import staging_of
-from simulated.adapter import device_with_arena
+from simulated.adapter import assert_all_is_back, device_with_arena
 from simulated.runtime import SimulatedRuntime
 
 DEVICE = Device("ext", 0)
@@ -292,6 +292,124 @@ def test_an_error_in_the_middle(device: SimulatedRuntime, spread: None, call: st
     assert seen.tolist() == values.tolist()
 
 
+@pytest.mark.parametrize("error", [DeviceUnavailableError("the cable is out"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("direction", ["up", "down", "early"])
+def test_an_error_at_any_call(spread: None, error: Any, direction: str) -> None:
+    """Whichever call it is that fails: the error says what was moved, nothing is lost, and the next move is right."""
+    values, out = numbers((24, 256)), np.empty((24, 256), F4)
+    with device_with_arena(0) as device:
+        address, _ = on_device(device, values.shape)
+
+        def move() -> str:
+            try:
+                if direction == "up":
+                    upload(values, address, F4, DEVICE, 1)
+                else:
+                    start_download(address, F4, out, DEVICE, 1, early=direction == "early").wait()
+            except (DeviceUnavailableError, KeyboardInterrupt) as raised:
+                return "".join([str(raised), *getattr(raised, "__notes__", ())])
+            return ""
+
+        for call in ("copy", "record", "wait", "synchronize", "stream_create"):
+            after = 0
+            device.fail(call, error)
+            while said := move():
+                assert "the move between float32 (24, 256), host memory, and ext:0 memory as float32" in said
+                assert_all_is_back(device, default_arena())
+                upload(values, address, F4, DEVICE, 1)
+                download(address, F4, out, DEVICE, 1)
+                assert np.array_equal(out, values)
+                after += 1
+                device.fail(call, error, after=after)
+            device._faults.clear()
+        assert_all_is_back(device, default_arena())
+
+
+@pytest.mark.parametrize(("call", "after"), [("wait", 1), ("record", 1), ("record", 2)])
+def test_nothing_is_under_way_after_an_error(device: SimulatedRuntime, spread: None, call: str, after: int) -> None:
+    """Where the stream cannot be made to wait for the copies, the host has waited for them."""
+    values = numbers((250, 64))
+    address, seen = on_device(device, values.shape)
+    upload(values, address, F4, DEVICE, 1)
+    device.quiesce()
+    device.fail(call, DeviceUnavailableError("the cable is out"), after=after)
+    with pytest.raises(DeviceUnavailableError, match="the cable is out"):
+        upload(values, address, F4, DEVICE, 1)
+    device.stream_synchronize(1, 0)
+    seen.fill(9)  # the memory is somebody else's
+    device.quiesce()
+    assert set(seen.ravel().tolist()) == {9.0}
+
+
+def test_pinned_memory_is_left_alone_after_an_error(device: SimulatedRuntime) -> None:
+    """The device does not write it any more, although the end of its copy could not be told."""
+    out = default_arena().empty((64, 64), F4)
+    address, _ = on_device(device, out.shape)
+    device.fail("record", DeviceUnavailableError("the cable is out"))
+    with pytest.raises(DeviceUnavailableError, match=r"float32 \(64, 64\).*failed: the cable is out"):
+        start_download(address, F4, out, DEVICE, 1)
+    out.fill(9)
+    device.quiesce()
+    assert set(out.ravel().tolist()) == {9.0}
+
+
+@pytest.mark.parametrize("error", [DeviceUnavailableError("the cable is out"), KeyboardInterrupt()], ids=repr)
+def test_a_chunk_is_not_filled_while_the_device_may_write_it(device: SimulatedRuntime, error: BaseException) -> None:
+    """Waiting for a copy from the device failed: whoever takes the memory next waits for it."""
+    values = np.full((64, 64), 7, F4)
+    address, _ = on_device(device, values.shape)
+    other, seen = on_device(device, values.shape)
+    slow, stream = device.stream_create(0), device.stream_create(0)
+    device.launch(lambda: None, ordinal=0, stream=slow, ticks=200)
+    device.fail("synchronize", error)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        download(address, F4, np.empty_like(values), DEVICE, slow)
+    upload(values, other, F4, DEVICE, stream)
+    device.run_all_but(stream)
+    device.quiesce()
+    assert set(seen.ravel().tolist()) == {7.0}
+
+
+def test_chunks_stay_inside_a_small_block(device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many were asked for: where there is room for one, there is one."""
+    monkeypatch.setattr("matrix_interop.transfer.lanes._SMALL", 4096)
+    arena, values = default_arena(), numbers((250, 64))
+    staging = staging_of(arena)
+    address, seen = on_device(device, values.shape)
+    held = staging.take(arena, staging.limit - 4096, 4096)
+    read: list[int] = []
+    copy = device.copy
+
+    def noted(dst: int, src: int, nbytes: int, **where: int) -> None:
+        read.extend((src, src + nbytes))
+        copy(dst, src, nbytes, **where)
+
+    monkeypatch.setattr(device, "copy", noted)
+    with transfer_setting(lanes=1, chunk_bytes=4096, in_flight=100):
+        upload(values, address, F4, DEVICE, device.stream_create(0))
+    assert max(read) - min(read) <= 4096
+    device.quiesce()
+    assert np.array_equal(seen, values)
+    staging.give(arena, held)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_progress_of_pinned_memory(device: SimulatedRuntime, monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+    """A move that the device makes in one go tells its end."""
+    monkeypatch.setattr("matrix_interop.transfer.progress._LONG", 1)
+    values = default_arena().empty((64, 64), F4)
+    address, _ = on_device(device, values.shape)
+    told: list[tuple[int, int]] = []
+    with report_progress(lambda done, total: told.append((done, total))):
+        if direction == "up":
+            upload(values, address, F4, DEVICE, 1)
+        else:
+            moved = start_download(address, F4, values, DEVICE, 1)
+            assert told == []
+            moved.wait()
+    assert told == [(16384, 16384)]
+
+
 def test_progress(device: SimulatedRuntime, spread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long moves tell bytes done and bytes in all, ascending, last that all is done; short ones tell nothing."""
     values = numbers((250, 64))
@@ -361,6 +479,17 @@ def test_an_arena_of_another_runtime(device: SimulatedRuntime) -> None:
 
 
 # Mapped files --------------------------------------------------------------------------------------
+def test_a_copy_of_a_memmap(device: SimulatedRuntime, spread: None, tmp_path: Path) -> None:
+    """It has the type of a mapped file, and is none."""
+    values = numbers((250, 64))
+    np.save(tmp_path / "a.npy", values)
+    rows = np.load(tmp_path / "a.npy", mmap_mode="r").copy()
+    address, seen = on_device(device, rows.shape)
+    upload(rows, address, F4, DEVICE, 1)
+    device.quiesce()
+    assert np.array_equal(seen, values)
+
+
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
 def test_a_mapped_file(device: SimulatedRuntime, spread: None, tmp_path: Path, mode: Any) -> None:
     """What is sent is what the mapping shows, changes that the file will never see among it."""

@@ -59,7 +59,7 @@ def pages_of(array: np.ndarray) -> Pages | None:
     start = 0
     while isinstance(base, np.ndarray):
         if isinstance(base, np.memmap):
-            start = int(base.offset) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            start = int(base.offset or 0) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # a copy has none
         base = base.base
         if hasattr(type(base), "_view"):  # a Matrix, which this room cannot import
             base = base._view.header

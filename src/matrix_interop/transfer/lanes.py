@@ -46,6 +46,8 @@ _POOLED: Final = 256 << 10
 _PARTS: Final = 4
 #: Chunks begin at multiples of so many bytes.
 _ALIGNMENT: Final = 256
+#: Where there is room for less than was asked for, chunks shrink to so many bytes before there are fewer of them.
+_LEAST: Final = 4096
 
 
 def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Device, stream: int) -> None:
@@ -61,11 +63,12 @@ def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Devic
             dense = np.array(source, dtype, order="C")  # in ordinary memory: the driver reads pinned memory late
             runtime.copy(address, address_of(dense), nbytes, ordinal=device.index, stream=stream)
         return
-    move = _Move(source, address, dtype, device, stream)
-    if move.needs_no_staging():
-        finish(runtime, move.enqueue_whole(to_device=True))
-    else:
-        move.run(to_device=True)
+    with _Move(source, address, dtype, device, stream) as move:
+        if move.needs_no_staging():
+            finish(runtime, move.enqueue_whole(to_device=True))
+            move.tell_end()
+        else:
+            move.run(to_device=True)
 
 
 def download(address: int, dtype: np.dtype[Any], out: np.ndarray, device: Device, stream: int) -> None:
@@ -90,27 +93,37 @@ def start_download(
     """
     if not out.size:
         return Transfer(out)
-    move = _Move(out, address, dtype, device, stream)
-    if move.nbytes <= move.runtime.captured_bytes and not early and not is_pinned(out):
-        move.receive_at_once()
-        return Transfer(out)
-    if move.needs_no_staging():
-        mark = Mark(move.runtime, move.enqueue_whole(to_device=False))
-        return Transfer(out, mark.query, mark.synchronize, keep)
-    if early:
-        return _in_background(move, out, keep)
-    move.run(to_device=False)
+    with _Move(out, address, dtype, device, stream) as move:
+        if move.nbytes <= move.runtime.captured_bytes and not early and not is_pinned(out):
+            move.receive_at_once()
+        elif move.needs_no_staging():
+            return _by_the_device(move, keep)
+        elif early:
+            return _in_background(move, keep)
+        else:
+            move.run(to_device=False)
     return Transfer(out)
 
 
-def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.ndarray]:
+def _by_the_device(move: _Move, keep: object) -> Transfer[np.ndarray]:
+    mark = Mark(move.runtime, move.enqueue_whole(to_device=False))
+
+    def end() -> None:
+        with move:
+            mark.synchronize()
+            move.tell_end()
+
+    return Transfer(move.array, mark.query, end, keep)
+
+
+def _in_background(move: _Move, keep: object) -> Transfer[np.ndarray]:
     runtime, ordinal = move.runtime, move.ordinal
     over, errors = threading.Event(), []
     ready = runtime.record(move.stream, ordinal)
 
     def work(_keep: object) -> None:
         try:
-            with side_stream(runtime, ordinal) as side:
+            with move, side_stream(runtime, ordinal) as side:
                 runtime.wait(side, ready, ordinal)
                 move.stream = side
                 move.run(to_device=False)
@@ -131,7 +144,7 @@ def _in_background(move: _Move, out: np.ndarray, keep: object) -> Transfer[np.nd
         thread.start()
     except RuntimeError:  # there can be no more threads
         work(keep)
-    return Transfer(out, over.is_set, end, keep)
+    return Transfer(move.array, over.is_set, end, keep)
 
 
 class Mark:
@@ -178,6 +191,8 @@ class _Move:
         self.pool = self.nbytes >= _POOLED
         self.report: Progress | None = reporter(self.nbytes)
         self.stopped = False
+        #: The error that says already what was moved.
+        self._told: BaseException | None = None
         self._moved = 0
         self._lock = threading.Lock()
         self._caller = 0
@@ -202,17 +217,14 @@ class _Move:
         """Enqueue one copy of everything; the event after it."""
         host = address_of(self.array)
         dst, src = (self.address, host) if to_device else (host, self.address)
-        self.runtime.copy(dst, src, self.nbytes, ordinal=self.ordinal, stream=self.stream)
-        return self.runtime.record(self.stream, self.ordinal)
+        return self.enqueue(dst, src, self.nbytes)
 
     def receive_at_once(self) -> None:
         """A small move into pageable memory, which the driver stages itself."""
         dense = self.array
         if dense.dtype != self.dtype or not dense.flags.c_contiguous:
             dense = np.empty(dense.shape, self.dtype)
-        dst = address_of(dense)
-        self.runtime.copy(dst, self.address, self.nbytes, ordinal=self.ordinal, stream=self.stream)
-        finish(self.runtime, self.runtime.record(self.stream, self.ordinal))
+        finish(self.runtime, self.enqueue(address_of(dense), self.address, self.nbytes))
         if dense is not self.array:
             copy_values(self.array, dense)
 
@@ -236,9 +248,26 @@ class _Move:
                 try:
                     self._spread(packing, setting, to_device=to_device)
                 finally:  # whoever takes the memory next, after an error too, does so after what is under way
-                    follow(self.runtime, self.ordinal, named, self.stream)
-        if self.report is not None:
-            self.report(self.nbytes, self.nbytes)
+                    try:
+                        follow(self.runtime, self.ordinal, named, self.stream)
+                    except BaseException:
+                        self.drain()
+                        raise
+        self.tell_end()
+
+    def enqueue(self, dst: int, src: int, nbytes: int) -> int:
+        """Enqueue a copy; the event after it. Where that cannot be had the copy is over, so that memory may go."""
+        self.runtime.copy(dst, src, nbytes, ordinal=self.ordinal, stream=self.stream)
+        try:
+            return self.runtime.record(self.stream, self.ordinal)
+        except BaseException:
+            self.drain()
+            raise
+
+    def drain(self) -> None:
+        """Wait for all that is under way. A device that failed reads and writes nothing any more."""
+        with contextlib.suppress(*REFUSALS):
+            self.runtime.stream_synchronize(self.stream, self.ordinal)
 
     def _spread(self, packing: Packing, setting: Setting, *, to_device: bool) -> None:
         lanes = min(setting.lanes, -(-self.nbytes // _SMALL))
@@ -259,15 +288,33 @@ class _Move:
         if self.report is not None and self._moved < self.nbytes and threading.get_ident() == self._caller:
             self.report(self._moved, self.nbytes)
 
-    def explained(self, error: BaseException, place: int) -> BaseException:
-        """The error with what was moved, where to, and how far it came."""
+    def tell_end(self) -> None:
+        """All bytes are there, or under way to a device; for a move that reports."""
+        if self.report is not None:
+            self.report(self.nbytes, self.nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        told, self._told = self._told, None
+        if error is not None and error is not told:
+            explained = self.explained(error)
+            if explained is not error:
+                raise explained
+
+    def explained(self, error: BaseException, place: int | None = None) -> BaseException:
+        """The error with what was moved, where to, and how far a lane came."""
         what = f"{self.array.dtype} {self.array.shape}, host memory, and {self.device} memory as {self.dtype}"
-        text = f"the move between {what} stopped at byte {place} of {self.nbytes}"
+        how = "failed" if place is None else f"stopped at byte {place} of {self.nbytes}"
+        text = f"the move between {what} {how}"
         if type(error) in (DeviceUnavailableError, MemoryError):
             explained = type(error)(f"{text}: {error}")
             explained.__cause__ = error
+            self._told = explained
             return explained
         error.add_note(text)
+        self._told = error
         return error
 
 
@@ -295,7 +342,8 @@ class _Lane:
         nbytes, count = self._sizes()
         self._block = block = self._staging.take(move.arena, nbytes * count, nbytes)
         if block.nbytes < nbytes * count:
-            nbytes = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
+            nbytes = max(block.nbytes // count // _ALIGNMENT * _ALIGNMENT, min(nbytes, _LEAST))
+            count = min(count, block.nbytes // nbytes)
         # Short and in one place: with the caches full of chunks, each further call here costs a microsecond or two.
         for chunk, values, address, place, length in packing.parts(block, nbytes, count):
             if move.stopped:
@@ -342,8 +390,7 @@ class _Lane:
         move, block, events = self._move, self._block, [event for event, _chunk, _values in self._flight]
         move.stopped = move.stopped or error is not None
         if block is not None and error is not None:  # the last copy may have no event
-            with contextlib.suppress(*REFUSALS):
-                move.runtime.stream_synchronize(move.stream, move.ordinal)
+            move.drain()
         for event in events[:-1] if error is None else events:
             move.runtime.release(event)
         if block is not None and events and error is None:

@@ -79,27 +79,27 @@ class Staging:
 
     def leave(self, arena: PinnedArena, runtime: Runtime, ordinal: int, stream: int, block: Block, event: int) -> None:
         """The block is free after the event, the last recorded on ``stream``, which is the arena's from now on."""
-        mark = self._mark(arena, runtime, ordinal, stream)
-        if mark is None:
+        mark = None
+        try:
+            if arena.runtime is runtime:  # which else would not know what the events are
+                with suppress(*REFUSALS):
+                    mark = runtime.record(stream, ordinal)
+        finally:
+            if mark is None:
+                self._finish_and_give(arena, runtime, block, event)
+            else:
+                arena.release(block, (event,))
+                with self._change:
+                    self._leaving.append((runtime, mark, block.nbytes))
+                    self._change.notify()
+
+    def _finish_and_give(self, arena: PinnedArena, runtime: Runtime, block: Block, event: int) -> None:
+        try:
             with suppress(*REFUSALS):  # a device that failed reads no chunk any more
                 runtime.synchronize(event)
+        finally:
             runtime.release(event)
             self.give(arena, block)
-            return
-        arena.release(block, (event,))
-        with self._change:
-            self._leaving.append((runtime, mark, block.nbytes))
-            self._change.notify()
-
-    @staticmethod
-    def _mark(arena: PinnedArena, runtime: Runtime, ordinal: int, stream: int) -> int | None:
-        """An event after all that is in flight; None where waiting is the only way."""
-        if arena.runtime is not runtime:  # it would not know what the events are
-            return None
-        try:
-            return runtime.record(stream, ordinal)
-        except REFUSALS:
-            return None
 
     def keep(self, arena: PinnedArena, nbytes: int) -> Block | None:
         """A block for memory that a user may hold on to, or None where those take half of the room already.
