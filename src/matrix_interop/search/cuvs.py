@@ -27,7 +27,7 @@ from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import DeviceMatrix, Matrix, from_tensor
 from matrix_interop.runtime import get_runtime
 from matrix_interop.search.device.arrays import Arrays, arrays_of
-from matrix_interop.search.device.best import Best
+from matrix_interop.search.device.best import Best, Blank
 from matrix_interop.search.device.dense import dense_rows
 from matrix_interop.search.device.search import native_of, result_of
 from matrix_interop.search.index import Index, refuse_iterator
@@ -194,7 +194,7 @@ class CuvsIndex(Index):
             )
             usable = xp.all(xp.isfinite(wide), axis=1)
             wide = xp.where(usable[:, None], wide, 0.0)
-            best = Best.empty(arrays, len(asked), k)
+            best: Best = Blank(arrays, len(asked), k)
             found = min(k, len(self))
             if found and len(asked):
                 steps = range(0, len(asked), _QUERIES)

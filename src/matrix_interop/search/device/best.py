@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from matrix_interop.search.device.arrays import Arrays
 
-__all__ = ["Best", "smallest"]
+__all__ = ["Best", "Blank", "smallest"]
 
 #: Below this many scores in a group, choosing groups first saves nothing.
 _LEAST: Final = 8
@@ -23,20 +24,10 @@ class Best:
     Missing entries have the key NaN, so that they come after rows whose distance overflowed to +inf, and any id.
     """
 
-    __slots__ = ("arrays", "blank", "ids", "keys")
-
     def __init__(self, arrays: Arrays, keys: Any, ids: Any) -> None:
         self.arrays = arrays
         self.keys = keys
         self.ids = ids
-        self.blank = False
-
-    @classmethod
-    def empty(cls, arrays: Arrays, queries: int, k: int) -> Best:
-        """No neighbours yet."""
-        made = cls(arrays, arrays.full((queries, k), np.nan, "float64"), arrays.full((queries, k), -1, "int64"))
-        made.blank = True
-        return made
 
     def rows(self, numbers: Any) -> Best:
         """The answers of some queries."""
@@ -53,11 +44,10 @@ class Best:
         Their ids are above those that are here already, and, but on the host, ascend in each row as far as keys are
         equal.
         """
-        arrays, xp, k = self.arrays, self.arrays.xp, self.keys.shape[1]
-        if not self.blank or keys.shape[1] < k:
-            keys, ids = xp.concat([self.keys, keys], axis=1), xp.concat([self.ids, ids], axis=1)
-        order = arrays.order_pairs(keys, ids)[:, :k]
-        return Best(arrays, arrays.along(keys, order), arrays.along(ids, order))
+        concat = self.arrays.xp.concat
+        return _nearest(
+            self.arrays, concat([self.keys, keys], axis=1), concat([self.ids, ids], axis=1), self.keys.shape[1]
+        )
 
     def on(self, arrays: Arrays) -> Best:
         """The same answer, on another device."""
@@ -78,6 +68,35 @@ class Best:
         chosen = arrays.rows(order, xp.reshape(xp.where(inside, place, 0), (-1,)))
         keys, ids = (xp.reshape(arrays.rows(part, chosen), (count, k)) for part in (keys, ids))
         return self.joined(xp.where(inside, keys, xp.nan), ids)
+
+
+class Blank(Best):
+    """The answer before there are neighbours. Its arrays are made when they are asked for."""
+
+    def __init__(self, arrays: Arrays, queries: int, k: int) -> None:
+        self.arrays = arrays
+        self.shape = queries, k
+
+    @cached_property
+    def keys(self) -> Any:
+        """All missing."""
+        return self.arrays.full(self.shape, np.nan, "float64")
+
+    @cached_property
+    def ids(self) -> Any:
+        """Of nothing."""
+        return self.arrays.full(self.shape, -1, "int64")
+
+    def joined(self, keys: Any, ids: Any) -> Best:
+        """As above."""
+        k = self.shape[1]
+        return super().joined(keys, ids) if keys.shape[1] < k else _nearest(self.arrays, keys, ids, k)
+
+
+def _nearest(arrays: Arrays, keys: Any, ids: Any, k: int) -> Best:
+    """The first k of each row."""
+    order = arrays.order_pairs(keys, ids)[:, :k]
+    return Best(arrays, arrays.along(keys, order), arrays.along(ids, order))
 
 
 def smallest(arrays: Arrays, scores: Any, k: int) -> tuple[Any, Any]:

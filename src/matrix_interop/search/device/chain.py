@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
-from matrix_interop.search.device.best import Best
+from matrix_interop.search.device.best import Best, Blank
 from matrix_interop.search.device.screen import Attempt, Queries, Screen
 
 __all__ = ["MOST", "Chain"]
@@ -45,7 +45,7 @@ class Chain:
 
     @cached_property
     def _best(self) -> list[Best]:
-        return [Best.empty(self.queries.arrays, len(part), self._k) for part in self._parts]
+        return [Blank(self.queries.arrays, len(part), self._k) for part in self._parts]
 
     def add(self, screen: Screen) -> None:
         """Search one more block."""

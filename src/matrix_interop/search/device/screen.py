@@ -72,7 +72,7 @@ class Queries:
         if arrays is not self.source:
             given = self.source.host(given) if self.brought is None else self.brought
         wide = arrays.astype(given, "float64")
-        squares = xp.sum(wide * wide, axis=1)
+        squares = xp.vecdot(wide, wide)
         if arrays.finite(squares):
             return wide, squares[0] if len(squares) == 1 else squares, None
         usable = xp.all(xp.isfinite(wide), axis=1)

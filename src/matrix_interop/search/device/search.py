@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -70,14 +70,9 @@ def search_on_device(
     with arrays.context():
         chain, short = _run(arrays, kind_of(metric), asked, base, k, block)
         narrow = framework_of(asked.framework).refusal(_INT64) is not None  # JAX without 64-bit types
-        send = None
-        if chain.queries.arrays is not arrays and not asked.device.is_host:  # made ready while the device works
-            shape, whole = (len(asked), k), "int32" if narrow else "int64"
-            distances = "float32" if short or narrow else "float64"
-            send = arrays.sending((shape, whole), (shape[:1], whole), (shape, distances))
         with np.errstate(all="ignore"):
             best, usable = chain.answer(), chain.queries.worked[2]
-            return result_of(arrays, asked, usable, best, metric, short=short, narrow=narrow, send=send)
+            return result_of(arrays, asked, usable, best, metric, short=short, narrow=narrow)
 
 
 def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
@@ -199,19 +194,17 @@ def result_of(
     *,
     short: bool,
     narrow: bool,
-    send: Callable[..., list[Any]] | None = None,
 ) -> KnnResult:
     """Ids, distances and counts, where the queries are and in their framework.
 
     ``usable`` (q,): queries that have neighbours, None for all.  ``short``: distances are float32.  ``narrow``: without
     64-bit types.
-    ``send`` brings ids, counts and distances to the queries' device, for an answer that lives on the host.
     """
-    home, dtype = best.arrays, "float32" if short else "float64"
+    home = best.arrays
     xp, ids, keys = home.xp, best.ids, best.keys
     if usable is not None:
         keys = xp.where(usable[:, None], keys, xp.nan)
-    if some := not home.finite(keys):
+    if not home.finite(keys):
         missing = xp.isnan(keys)
         ids, keys = xp.where(missing, -1, ids), xp.where(missing, xp.inf, keys)
     if metric == "euclidean":
@@ -219,13 +212,13 @@ def result_of(
     elif metric == "inner_product":
         keys = -keys
     if asked.device.is_host:
-        return in_framework_of(asked, home.host(ids), home.host(keys).astype(dtype))
-    valid = xp.sum(ids >= 0, axis=1) if some else keys.shape[1]  # `send` spreads it
-    if send is not None:
-        ids, valid, distances = send(ids, valid, keys)
+        return in_framework_of(asked, home.host(ids), home.host(keys).astype("float32" if short else "float64"))
+    whole, fraction = "int32" if narrow else "int64", "float32" if narrow or short else "float64"
+    parts = (ids, whole), (xp.sum(ids >= 0, axis=1), whole), (keys, fraction)
+    if home is arrays:
+        ids, valid, distances = (home.astype(part, dtype) for part, dtype in parts)
     else:
-        distances = home.astype(keys, "float32" if narrow else dtype)
-        ids, valid = (home.astype(part, "int32" if narrow else "int64") for part in (ids, valid))
+        ids, valid, distances = arrays.sent(*parts)
     owner = asked.framework
     if owner == arrays.framework.name or not framework_of(owner).computes:
         return KnnResult(ids, distances, valid)

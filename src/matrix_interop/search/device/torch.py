@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ def _size(dtype: torch.dtype) -> int:
 
 
 def _seen_as(unit: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-    """Entries (n,) as a type that is not larger; of which a single one, whatever its stride, counts as contiguous."""
-    return x.contiguous().as_strided((x.shape[0],), (1,)).view(unit)
+    """Entries (n,) as a type that is not larger."""
+    return (x if x.stride(0) == 1 else x.clone(memory_format=torch.contiguous_format)).view(unit)
 
 
 @cache
@@ -68,29 +67,21 @@ class TorchArrays(Arrays):
         there = torch.from_numpy(np.ascontiguousarray(values))
         return there.to(self._where, non_blocking=values.nbytes <= _TAKEN)
 
-    def sending(self, *kinds: tuple[tuple[int, ...], str]) -> Callable[..., list[Any]]:
-        """In one copy, from pinned memory: so nobody waits. The arrays share its memory."""
-        words = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds) // 8 + 1
-        here = torch.empty(words, dtype=torch.int64, pin_memory=self._where.type == "cuda")
-        there = torch.empty(words, dtype=torch.int64, device=self._where)
-        data, seen, start = here.numpy(), {"int64": there}, 0
-        places, made = [], []
-        for shape, dtype in kinds:
-            place: np.ndarray = np.ndarray(shape, dtype, data, start)
-            strides = [step // place.itemsize for step in place.strides]
-            if dtype not in seen:
-                seen[dtype] = there.view(getattr(torch, dtype))
-            places.append(place)
-            made.append(seen[dtype].as_strided(shape, strides, start // place.itemsize))
+    def sent(self, *parts: tuple[np.ndarray, str]) -> list[Any]:
+        """In one copy. The arrays share its memory."""
+        data = np.empty(sum(part.size for part, _ in parts), np.int64)  # words are enough for each
+        places, start = [], 0
+        for part, dtype in parts:
+            places.append(np.ndarray(part.shape, dtype, data, start))
+            places[-1][...] = part
+            start += places[-1].nbytes
+        there, made, start = self.array(data), [], 0
+        for place, (_, dtype) in zip(places, parts, strict=True):  # while the copy is under way
+            kind, size = getattr(torch, dtype), place.itemsize
+            seen = there if kind is torch.int64 else there.view(kind)
+            made.append(seen.as_strided(place.shape, [step // size for step in place.strides], start // size))
             start += place.nbytes
-
-        def send(*parts: np.ndarray) -> list[Any]:
-            for place, part in zip(places, parts, strict=True):
-                place[...] = part
-            there.copy_(here, non_blocking=True)
-            return made
-
-        return send
+        return made
 
     def host(self, x: Any) -> np.ndarray:
         found: np.ndarray = (x.float() if x.dtype is torch.bfloat16 else x).cpu().numpy()
