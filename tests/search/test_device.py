@@ -160,6 +160,8 @@ def test_results_go_up_in_one_copy() -> None:
     for part, expected in zip(sent, (ids, valid, distances), strict=True):
         assert np.array_equal(part, expected)
     assert len({part.untyped_storage().data_ptr() for part in sent}) == 1
+    for part in arrays_of("torch", CPU).sent((ids[:0], "int64"), (valid[:0], "int64"), (distances[:0], "float32")):
+        assert not part.numel()
 
 
 @pytest.mark.parametrize("entries", [0, 1 << 40])

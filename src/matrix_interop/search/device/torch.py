@@ -69,7 +69,7 @@ class TorchArrays(Arrays):
 
     def sent(self, *parts: tuple[np.ndarray, str]) -> list[Any]:
         """In one copy. The arrays share its memory."""
-        data = np.empty(sum(part.size for part, _ in parts), np.int64)  # words are enough for each
+        data = np.empty(1 + sum(part.size for part, _ in parts), np.int64)  # a word for each entry is enough
         places, start = [], 0
         for part, dtype in parts:
             places.append(np.ndarray(part.shape, dtype, data, start))
