@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from functools import partial
 
+import numpy as np
 import pytest
 
 from matrix_interop.transfer.crew import Crew, _Run
@@ -18,7 +22,7 @@ def test_all_jobs_are_over_when_a_run_returns(monkeypatch: pytest.MonkeyPatch) -
             run, job = crew._queue.get()
             run.do(job)
 
-    monkeypatch.setattr(crew, "_have", lambda count: None)
+    monkeypatch.setattr(crew, "_have", lambda count: True)
     monkeypatch.setattr(_Run, "wait", late)
     crew.run([partial(done.append, number) for number in range(3)])
     assert done == [0, 1, 2]
@@ -34,3 +38,64 @@ def test_what_goes_wrong_first_is_raised_once_all_are_over() -> None:
     with pytest.raises(ArithmeticError, match="enough"):
         crew.run([fails, *(partial(done.append, number) for number in range(3))])
     assert sorted(done) == [0, 1, 2]
+
+
+def test_an_interrupt_waits_for_the_jobs_of_others() -> None:
+    """They use arrays of the caller, who would go on; it is raised once they are over."""
+    run, done = _Run(1), list[int]()
+
+    class Interrupted:
+        """In the place of a lock: the first who waits is interrupted, and the job is over when the second has it."""
+
+        def __enter__(self) -> None:
+            if run.error is None:
+                raise KeyboardInterrupt
+            run.do(partial(done.append, 1))
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def release(self) -> None:
+            pass
+
+    run._done = Interrupted()  # type: ignore[assignment]
+    run.wait()
+    assert (done, type(run.error)) == ([1], KeyboardInterrupt)
+
+
+def test_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are there do all jobs, the caller where there are none."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    alone, few, done = Crew(), Crew(), list[int]()
+    few.run([partial(done.append, 0), partial(done.append, 1)])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for crew in (alone, few):
+        crew.run([partial(done.append, number) for number in range(2, 6)])
+    assert sorted(done) == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_jobs_see_the_callers_context() -> None:
+    """What holds for the caller's context holds for all threads."""
+    crew, seen = Crew(), list[dict[str, str]]()
+    with np.errstate(all="ignore", over="raise"):
+        expected = dict(np.geterr())
+        crew.run([lambda: seen.append(dict(np.geterr()))] * 4)
+    assert seen == [expected] * 4
+
+
+def test_a_run_at_the_end_of_the_process() -> None:
+    """Where threads stand still already, the caller does all."""
+    text = """
+import builtins, os
+from matrix_interop.transfer.crew import CREW
+class Late:
+    def __del__(self, run=CREW.run, job=lambda write=os.write: write(1, b"x")):
+        run([job] * 3)
+CREW.run([int] * 3)
+builtins.late = Late()
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"xxx"

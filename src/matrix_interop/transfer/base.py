@@ -41,7 +41,7 @@ class Transfer(Generic[T]):
         """True once the data is there, or the move has failed; never blocks."""
         if not self._done and self._lock.acquire(blocking=False):
             try:
-                if self._query is not None and self._query():
+                if self._is_over():
                     self._end()
             finally:
                 self._lock.release()
@@ -66,6 +66,12 @@ class Transfer(Generic[T]):
         made = cast("Transfer[U]", self)
         made._result = finished(self._result)
         return made
+
+    def _is_over(self) -> bool:
+        try:
+            return self._query is not None and self._query()
+        except Exception:  # noqa: BLE001 - it has failed, and the end hears why
+            return True
 
     def _end(self) -> None:
         try:

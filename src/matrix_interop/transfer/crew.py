@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
@@ -14,7 +18,7 @@ Job = Callable[[], None]
 
 
 class _Run:
-    """Jobs that belong together: how many are left, and what went wrong first."""
+    """Jobs of other threads that belong together: how many are left, and what went wrong first."""
 
     __slots__ = ("_done", "_lock", "error", "left")
 
@@ -23,8 +27,7 @@ class _Run:
         self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._done = threading.Lock()
-        if count:
-            self._done.acquire()
+        self._done.acquire()
 
     def do(self, job: Job) -> None:
         try:
@@ -37,8 +40,13 @@ class _Run:
                 self._done.release()
 
     def wait(self) -> None:
-        with self._done:
-            pass
+        """Until all are over, an interrupt or not: they use memory of whoever waits."""
+        while self.left:
+            try:
+                with self._done:
+                    return
+            except BaseException as error:  # noqa: BLE001 - raised at the end
+                self.error = self.error or error
 
 
 class Crew:
@@ -55,24 +63,32 @@ class Crew:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Do all jobs, the first in the calling thread; when all are over, raise what went wrong first."""
-        others = jobs[1:]
-        if others:
-            self._have(len(others))
-        run = _Run(len(jobs))
-        for job in others:
-            self._queue.put((run, job))
-        for job in jobs[:1]:
-            run.do(job)
+        if len(jobs) < 2 or not self._have(len(jobs) - 1):
+            for job in jobs:
+                job()
+            return
+        run = _Run(len(jobs) - 1)
+        for job in jobs[1:]:  # each in a copy of the caller's context, as of NumPy's error state
+            self._queue.put((run, partial(contextvars.copy_context().run, job)))
+        try:
+            jobs[0]()
+        except BaseException as error:  # noqa: BLE001 - raised once all are over
+            run.error = run.error or error
         run.wait()
-        if run.error is not None:
-            raise run.error
+        try:
+            if run.error is not None:
+                raise run.error
+        finally:
+            run.error = None  # whose frames hold this one, and with it all arrays
 
-    def _have(self, count: int) -> None:
-        with self._lock:
+    def _have(self, count: int) -> bool:
+        """Start threads up to that number, or as many as there can be; False where none works."""
+        with self._lock, contextlib.suppress(RuntimeError):  # there can be no more threads
             while self._threads < count:
                 # Daemons: they hold nothing that has to be given back, and must not keep the process from ending.
                 threading.Thread(target=self._work, name="matrix-interop", args=(self._queue,), daemon=True).start()
                 self._threads += 1
+        return self._threads > 0 and not sys.is_finalizing()  # at the end of the process daemons stand still
 
     @staticmethod
     def _work(queue: SimpleQueue[tuple[_Run, Job]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from pathlib import Path
 from typing import Any, Self
@@ -50,7 +51,8 @@ class Pages:
         last = first + array.nbytes
         first = first // mmap.PAGESIZE * mmap.PAGESIZE
         if 0 <= first < last <= len(self._mapped):
-            self._mapped.madvise(mmap.MADV_WILLNEED, first, last - first)
+            with contextlib.suppress(OSError):  # no advice, no harm
+                self._mapped.madvise(mmap.MADV_WILLNEED, first, last - first)
 
 
 def pages_of(array: np.ndarray) -> Pages | None:

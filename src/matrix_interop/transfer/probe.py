@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from matrix_interop.memory.upstreams import REFUSALS
 from matrix_interop.transfer.settings import Engine, Setting, changed, processors
 
 __all__ = ["PROBED_BYTES", "Trial", "cache_file", "setting_for"]
@@ -56,6 +57,8 @@ def setting_for(engine: Engine, device: str, nbytes: int, trial: Trial) -> Setti
             found = _best(engine, measure)
         _found[engine.name, device] = found
         _remember(key, found)
+    except REFUSALS:  # a full device has no room for a trial
+        return engine.default
     finally:
         _lock.release()
     return found
@@ -97,6 +100,7 @@ def _remember(key: str, setting: Setting) -> None:
         path = cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**_kept(), key: asdict(setting)}, indent=1)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            fresh = Path(folder) / path.name
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(path)  # at once: others read and write it meanwhile

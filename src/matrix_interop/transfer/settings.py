@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
+import numpy as np
+
 __all__ = [
     "Engine",
     "Setting",
@@ -39,6 +41,10 @@ class Setting:
     extra: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("lanes", "chunk_bytes", "in_flight", "extra"):
+            if not isinstance(getattr(self, name), (int, np.integer)):
+                msg = f"{self}: {name} must be a whole number"
+                raise TypeError(msg)
         if min(self.lanes, self.in_flight) < 1 or self.chunk_bytes < 4096 or self.extra < 0:
             msg = f"{self}: at least one lane, one chunk in flight and 4096 bytes a chunk are needed"
             raise ValueError(msg)
