@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from matrix_interop import MatrixBuilder, forbid_copies, from_tensor
 from matrix_interop.errors import ClosedError, DeviceUnavailableError, UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.frameworks.registry import Framework
 from matrix_interop.io import open_rows
+from matrix_interop.memory import Region
 from simulated import lateframe
 from simulated.adapter import LateframeFramework, device_with_arena
 from simulated.runtime import SimulatedRuntime
@@ -191,25 +193,36 @@ def test_memory_that_became_too_small_is_read_before_it_goes_back(
 
 
 def test_pages_of_the_host_beyond_the_end_go_back() -> None:
-    """What was fetched ahead of the rows is given back at the end: it reads as zeros again."""
+    """What was fetched ahead of the rows is given back at the end, and all of the address space."""
     builder = MatrixBuilder(1024)
     builder.append(np.ones(1024, np.float32))
-    ahead = builder._rows[4:8]
-    ahead[:] = 9
-    made = builder.finish()
-    assert (float(np.asarray(made).sum()), float(ahead.sum())) == (1024.0, 0.0)
+    rows = weakref.ref(builder._rows)
+    made = builder.finish().array
+    memory = made.base
+    assert (float(made.sum()), memoryview(memory).nbytes < 4 << 20, rows()) == (1024.0, True, None)
+
+
+def test_few_rows_take_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are fetched ahead as there are rows, so that many small builders fit."""
+    touched: list[int] = []
+    monkeypatch.setattr(Region, "touch", lambda self, nbytes: touched.append(nbytes >> 20))
+    builder = MatrixBuilder(1 << 18)  # 1 MiB a row
+    for _ in range(100):
+        builder.append(np.zeros(1 << 18, np.float32))
+    assert touched == [3, 8, 18, 38, 71, 104]
 
 
 def test_host_rows_stay_where_they_are_written() -> None:
-    """Growing does not move them: the first row's address is that of the matrix."""
+    """Growing does not move them."""
     builder = MatrixBuilder(4096, capacity=None)
     row = np.ones(4096, np.float32)
     builder.append(row)
     address = builder._rows.ctypes.data
     for _ in range(3000):
         builder.append(row)
+    assert builder._rows.ctypes.data == address
     made = np.asarray(builder.finish())
-    assert (made.ctypes.data, made.shape) == (address, (3001, 4096))
+    assert (made.shape, float(made.min()), float(made.max())) == ((3001, 4096), 1.0, 1.0)
 
 
 @pytest.mark.parametrize("place", [{}, {"device": "ext:0"}, {"device": "ext:0", "capacity": 10}], ids=str)

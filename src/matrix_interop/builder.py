@@ -29,8 +29,8 @@ __all__ = ["MatrixBuilder"]
 
 #: Bytes of rows that are checked, and sent to a device, together.
 _BLOCK: Final = 4 << 20
-#: Bytes of pages fetched ahead of the rows in host memory.
-_AHEAD: Final = 32 << 20
+#: Least and most bytes of pages fetched ahead of the rows in host memory: as many as there are.
+_AHEAD: Final = (2 << 20, 32 << 20)
 _ndarray: Final = np.ndarray
 
 
@@ -41,7 +41,8 @@ class MatrixBuilder:
     ``device``, ``framework``: where the matrix is to be. ``capacity``: the most rows that will come; None if unknown.
     ``check="finite"``: rows with NaN or infinite entries are refused, whole blocks of about 4 MiB at a time.
 
-    Nothing is copied at the end.  On the host the rows lie where the matrix will be, in memory that grows in place.
+    Nothing is copied at the end.  On the host the rows lie in memory that grows in place, whose pages the matrix takes;
+    without ``capacity`` each builder has address space for all memory there is, or, of many at once, for a part of it.
     Rows for a device go there as they come; with ``capacity`` its memory is taken at once, without, it doubles when it
     is full (or grows by less, where the device has no more), by a copy on the device, and the matrix keeps what is left
     over.  For one thread at a time.
@@ -135,8 +136,9 @@ class MatrixBuilder:
         """Add many rows: a tensor or Matrix (n, dim) of any framework and device, a row source, a list, or an iterable
         of rows and blocks.
 
-        Raises as `append`.  A tensor or list is refused as a whole, before anything of it is added; of an iterable or
-        row source, what came before stays.
+        Raises as `append`.  A tensor or list that does not fit is refused as a whole, before anything of it is added;
+        of an iterable or row source, what came before stays.  With ``check`` a tensor is a block; of rows in a list,
+        blocks before the one that is refused stay.
         """
         self._filling  # noqa: B018 - a closed builder says so first
         if isinstance(rows, (list, tuple)):
@@ -167,9 +169,10 @@ class MatrixBuilder:
         if isinstance(store, _DeviceRows):
             self._flush()
         made = store.finish(len(self))
+        self._rows, self._room = store.rows, 0
         if made.device != self._device or made.framework != self._target.name:
             made = from_tensor(made, device=self._device, framework=self._target.name)
-        self._count, self._room, self._rows, self._store = len(made), 0, self._rows[:0], None
+        self._count, self._rows, self._store = len(made), np.empty((0, self._dim), self._dtype), None
         return made
 
     # -------------------------------------------------------------------------------------------
@@ -292,7 +295,7 @@ class _HostRows:
 
     def __init__(self, dim: int, dtype: np.dtype[Any], capacity: int | None) -> None:
         self._row_bytes = dim * dtype.itemsize
-        self._region = Region((capacity or 0) * self._row_bytes)
+        self._region = Region(None if capacity is None else capacity * self._row_bytes)
         self.most = (self._region.nbytes // self._row_bytes) if self._row_bytes else 1 << 40
         if capacity is not None:
             self.most = min(self.most, capacity)
@@ -308,13 +311,15 @@ class _HostRows:
             raise MemoryError(msg)
         if not self._row_bytes:
             return self.most
-        room = min(self.most, count + max(1, _AHEAD // self._row_bytes))
+        ahead = min(_AHEAD[1], max(_AHEAD[0], count * self._row_bytes))
+        room = min(self.most, count + max(1, ahead // self._row_bytes))
         self._region.touch(room * self._row_bytes)
         return room
 
     def finish(self, count: int) -> Matrix:
         self._region.finish(count * self._row_bytes)
-        return from_tensor(self.rows[:count])
+        self.most, self.rows = count, self._region.array((count, self.rows.shape[1]), self.rows.dtype)
+        return from_tensor(self.rows)
 
 
 class _DeviceRows:

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import threading
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["HUGE_PAGE", "Mapping", "available_memory", "populate"]
 
@@ -19,6 +19,8 @@ HUGE_PAGE: Final = 2 << 20
 #: Linux's numbers; the standard library lacks them before 3.12 and 3.14.
 _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
+#: MREMAP_MAYMOVE, MREMAP_FIXED and MREMAP_DONTUNMAP: the old addresses stay this process's own.
+_MOVE: Final = 1 | 2 | 4
 
 #: Bytes one thread touches at least: below, starting the thread costs more than it saves.
 _TOUCH_SLICE: Final = 8 << 20
@@ -55,6 +57,20 @@ class Mapping:
         """Give the memory of whole pages back; they read as zeroes afterwards. Elsewhere than on Linux, nothing."""
         if sys.platform == "linux":
             self._map.madvise(mmap.MADV_DONTNEED, *self._pages(offset, nbytes))
+
+    def moved(self, nbytes: int) -> Mapping:
+        """The first ``nbytes`` in a mapping that is no larger; no byte is copied, as the kernel moves pages.
+
+        Arrays over this one read as zeroes from then on.  Itself where the kernel cannot do it (Linux before 5.7).
+        """
+        pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            fresh = Mapping(nbytes)
+        except MemoryError:
+            return self
+        if pages and (_mremap is None or _mremap(self.address, pages, pages, _MOVE, fresh.address) != fresh.address):
+            return self
+        return fresh
 
     def close(self) -> None:
         """Unmap. No array over the mapping may be used afterwards."""
@@ -113,6 +129,10 @@ def _touch(address: int, nbytes: int, errors: list[int], fresh: bool) -> None:
 
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise if sys.platform == "linux" else None
+_mremap: Any = ctypes.CDLL(None).mremap if sys.platform == "linux" else None
+if _mremap is not None:
+    _mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    _mremap.restype = ctypes.c_void_p
 
 
 def _processors() -> int:

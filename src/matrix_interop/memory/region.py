@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -15,27 +16,36 @@ __all__ = ["Region"]
 _LEAST: Final = 64 << 20
 
 
+#: Regions that are not finished. Address space ends, too: where so many times as many grow, each takes a share.
+_growing: weakref.WeakSet[Region] = weakref.WeakSet()
+_MANY: Final = 8
+
+
 class Region:
     """Memory whose address never changes while it grows, so that growing copies nothing.
 
-    It takes address space for all the memory the process may use (``capacity`` bytes at least), and the kernel gives
-    pages as they are written. `touch` fetches them ahead, faster, by several threads. `array` shows the bytes;
-    `finish` gives back what is beyond the end. The memory is freed with the last array.
+    It takes address space for ``capacity`` bytes; None: for all the memory that the process may use, or a share of it
+    where many regions grow.  The kernel gives pages as they are written. `touch` fetches them ahead, faster, by several
+    threads. `array` shows the bytes; `finish` gives back what is beyond the end. The memory is freed with the last
+    array.
     """
 
-    def __init__(self, capacity: int = 0) -> None:
-        wish = max(capacity, available_memory(), _LEAST)
+    def __init__(self, capacity: int | None = None) -> None:
+        share = available_memory() // (1 + len(_growing) // _MANY)
+        wish = max(share, _LEAST) if capacity is None else capacity
+        least = _LEAST if capacity is None else capacity
         while True:
             try:
                 self._mapping = Mapping(wish)
                 break
             except MemoryError:
-                # Limits on address space (ulimit -v, strict overcommit): take what they leave, but what was asked for.
-                if wish == max(capacity, _LEAST):
+                # Limits on address space (ulimit -v, strict overcommit): take what they leave.
+                if wish == least:
                     raise
-                wish = max(wish // 2, capacity, _LEAST)
+                wish = max(wish // 2, least)
         self.nbytes = wish
         self._touched = 0
+        _growing.add(self)
 
     @property
     def address(self) -> int:
@@ -56,8 +66,14 @@ class Region:
             self._touched = stop
 
     def finish(self, nbytes: int) -> None:
-        """Nothing is written beyond the first ``nbytes`` any more: give the pages there back."""
-        start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = max(self._touched, start)
-        if stop > start:
-            self._mapping.discard(start, stop - start)
+        """Only the first ``nbytes`` are needed any more: give back the others, their address space, too, where we can.
+
+        What was written may move then, without a copy: make arrays anew.
+        """
+        _growing.discard(self)
+        kept = self._mapping.moved(nbytes)
+        if kept is self._mapping:
+            start = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            if self._touched > start:
+                kept.discard(start, self._touched - start)
+        self._mapping, self.nbytes, self._touched = kept, nbytes, nbytes
