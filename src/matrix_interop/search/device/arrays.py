@@ -114,8 +114,12 @@ class Arrays:
         """The last entries (q,) of rows (q, n)."""
         return x[:, -1]
 
+    def largest(self, x: Any) -> Any:
+        """The largest entries (q,) of rows (q, n)."""
+        return self.xp.max(x, axis=1)
+
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
-        """The k smallest of each row (q, n), ascending, and their places; NaN counts as largest."""
+        """The k smallest of each row (q, n), in any order, and their places; NaN counts as largest."""
         places = self.order(scores)[:, :k]
         return self.along(scores, places), places
 
@@ -171,6 +175,10 @@ class HostArrays(Arrays):
     def last(self, x: Any) -> Any:
         """As above; a number where there is one row, with which proofs cost a fifth."""
         return x[0, -1] if len(x) == 1 else x[:, -1]
+
+    def largest(self, x: Any) -> Any:
+        """As above; a number where there is one row."""
+        return np.maximum.reduce(x, axis=None if len(x) == 1 else 1)
 
     def order_pairs(self, keys: Any, ids: Any) -> Any:
         """As above, wherever equal keys stand."""

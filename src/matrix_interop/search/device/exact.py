@@ -67,7 +67,7 @@ def _near(arrays: Arrays, kind: Kind, q: Any, rows: Any, finite: Any, best: Best
     error, limit = error[:, None], last[:, None]
     keys = xp.where(finite, keys, xp.inf)
     if k <= rows.shape[0]:
-        kth = smallest(arrays, keys + error, k)[0][:, -1:]
+        kth = arrays.largest(smallest(arrays, keys + error, k)[0])[:, None]
         limit = xp.where(kth < limit, kth, limit)
     # Written so that NaN and infinite errors count as near.
     return ~(keys - error > limit) & finite

@@ -338,7 +338,7 @@ class _SquaredBound:
         self.under = math.sqrt(self.x.shape[1] * _UNDERFLOW / self.relative)
 
     def proven(self, scores: Any, found: Best, largest: Any) -> Any:
-        """Mask (q,): no row whose score is the last of ``scores`` (q, K) or more can be as near as the last found.
+        """Mask (q,): no row whose score is the largest of ``scores`` (q, K) or more can be as near as the last found.
 
         ``largest``: the largest squared norm of a row.  Queries that are not finite need no proof.
         """
@@ -347,7 +347,7 @@ class _SquaredBound:
         if self.centre is not None:
             moved = wide - self.centre
             own = home.xp.sum(moved * moved, axis=1)
-        left_out = home.last(scores) + own
+        left_out = home.largest(scores) + own
         reach = 2.002 * sqrt(own) + 1.001 * sqrt(last)
         proven = left_out - self.relative * (reach + self.under) ** 2 > last
         proven = proven & (reach < _NEAR) & (largest < _LARGE)
@@ -375,7 +375,7 @@ class _ProductBound:
         weight = xp.sqrt(own)
         if self.cosine:
             weight = xp.where(own > 0, 1.0, 0.0 * own)
-        left_out = home.last(scores) * weight + one
+        left_out = home.largest(scores) * weight + one
         if self.centre is not None:
             far = xp.sqrt(xp.sum(self.centre * self.centre))
             left_out = left_out - xp.sum((self.directions if self.cosine else wide) * self.centre, axis=1)

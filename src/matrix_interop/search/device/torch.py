@@ -143,7 +143,7 @@ class TorchArrays(Arrays):
             return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T, alpha=factor)
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = torch.topk(scores, k, dim=1, largest=False)
+        found: tuple[Any, Any] = torch.topk(scores, k, dim=1, largest=False, sorted=False)
         return found
 
     def free_bytes(self) -> int:
