@@ -95,7 +95,7 @@ def _queries(arrays: Arrays, asked: Matrix, k: int) -> Queries:
     """The queries; what is few is finished on the host."""
     require_numbers_on(arrays, "queries", asked)
     (count, width), dtype = asked._view.shape, asked._view.dtype
-    few = count * candidates_for(k) * width <= _FINISHED
+    few = count * candidates_for(k) * max(width, 1) <= _FINISHED
     native = _exact(arrays, native_of(arrays, asked), dtype)
     return Queries(host_arrays() if few else arrays, native, arrays)
 
