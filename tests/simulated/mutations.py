@@ -128,7 +128,7 @@ NOTICED_BY = {
     "transfer/lanes.py:_Lane.__exit__:drain": _MOVES + "test_no_chunk_is_reused_under_a_failed_move",
     "transfer/lanes.py:_Move.drain:stream_synchronize": _MOVES + "test_no_chunk_is_reused_under_a_failed_move",
     "transfer/lanes.py:_Lane._land:finish": _LANES + "test_download_comes_after_its_stream",
-    "transfer/lanes.py:_Lane.__exit__:leave": _LANES + "test_an_error_in_the_middle",
+    "transfer/lanes.py:_Lane.__exit__:leave": _LANES + "test_an_error_at_any_call",
     "transfer/staging.py:Staging._reserve:wait": _STAGING + "test_a_move_without_a_chunk_sleeps_until_one_comes_back",
     "transfer/staging.py:Staging._reserve:_finish": _STAGING + "test_chunks_that_the_device_reads_are_waited_for",
     "transfer/staging.py:Staging._finish_and_give:synchronize": _LANES + "test_an_arena_of_another_runtime",
