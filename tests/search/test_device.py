@@ -265,7 +265,7 @@ def test_tf32_is_off_for_as_long_as_anybody_multiplies() -> None:
     before = matmul.fp32_precision
     matmul.fp32_precision = "tf32"
     try:
-        first, second = module._full_precision(), module._full_precision()
+        first, second = module._FullPrecision(), module._FullPrecision()
         with contextlib.ExitStack() as stack:
             stack.enter_context(second)
             with first:

@@ -23,7 +23,6 @@ from matrix_interop.builder import MatrixBuilder
 from matrix_interop.devices import Device, as_device
 from matrix_interop.errors import FrameworkNotInstalledError
 from matrix_interop.frameworks.registry import device_framework
-from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import DeviceMatrix, Matrix, from_tensor
 from matrix_interop.runtime import get_runtime
 from matrix_interop.search.device.arrays import Arrays, arrays_of
@@ -183,7 +182,6 @@ class CuvsIndex(Index):
 
     def search(self, queries: Any, k: int) -> KnnResult:
         asked, k = self._asked(queries, k)
-        narrow = framework_of(asked.framework).refusal(np.dtype(np.int64)) is not None
         where = dense_rows(np.empty((0, self.dim), np.float32), self._device) if self._base is None else self._base
         arrays = arrays_of(where.framework, where.device)
         with arrays.context():
@@ -203,7 +201,7 @@ class CuvsIndex(Index):
                 order = arrays.order(ids)  # as `joined` wants them
                 best = best.joined(arrays.along(keys, order), arrays.along(ids, order))
             with np.errstate(over="ignore", under="ignore"):
-                return result_of(arrays, asked, usable, best, self.metric, short=True, narrow=narrow)
+                return result_of(arrays, asked, usable, best, self.metric, short=True)
 
     def _found(self, arrays: Arrays, queries: Any, k: int) -> tuple[Any, Any]:
         """(ids, keys) of queries on the device, as the library gives them, in our terms."""

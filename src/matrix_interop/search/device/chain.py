@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+
 from matrix_interop.search.device.best import Best, Blank
 from matrix_interop.search.device.screen import Attempt, Queries, Screen
 
@@ -51,9 +53,11 @@ class Chain:
         """Search one more block."""
         screen.prepare()
         begun = [screen.begin(part) for part in self._parts]
-        if self._attempts and self._attempts[0].early:
-            _build(begun, [attempt.found for attempt in self._attempts])
-        self._settle()
+        if self._attempts:
+            if self._attempts[0].early:
+                _build(begun, [attempt.found for attempt in self._attempts])
+            with np.errstate(all="ignore"):  # what overflows on the host leaves a query unproven
+                self._settle()
         _build(begun, self._best)  # again, where that was not proven
         self._attempts = begun
 

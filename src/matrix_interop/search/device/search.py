@@ -69,10 +69,9 @@ def search_on_device(
     arrays = arrays_of(_framework(asked, base, device, engine), device)
     with arrays.context():
         chain, short = _run(arrays, kind_of(metric), asked, base, k, block)
-        narrow = framework_of(asked.framework).refusal(_INT64) is not None  # JAX without 64-bit types
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # as in the chain; and distances beyond float32
             best, usable = chain.answer(), chain.queries.worked[2]
-            return result_of(arrays, asked, usable, best, metric, short=short, narrow=narrow)
+            return result_of(arrays, asked, usable, best, metric, short=short)
 
 
 def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
@@ -123,8 +122,7 @@ def _run(arrays: Arrays, kind: Kind, asked: Matrix, base: Any, k: int, block: in
         rows, step = _exact(arrays, native_of(arrays, m), dtype), _rows_of_tile(arrays, size, columns, count)
         for start in range(0, size if count else 0, step):
             part = rows if step >= size else rows[start : start + step, :]
-            with np.errstate(all="ignore"):  # what overflows leaves a query unproven
-                chain.add(Screen(arrays, kind, part, number + start, k, careful=chain.careful, bounded=bounded))
+            chain.add(Screen(arrays, kind, part, number + start, k, careful=chain.careful, bounded=bounded))
         number += size
     return chain, short
 
@@ -185,20 +183,10 @@ def require_numbers_on(arrays: Arrays, what: str, m: Matrix) -> None:
             raise UnsupportedDtypeError(msg)
 
 
-def result_of(
-    arrays: Arrays,
-    asked: Matrix,
-    usable: Any,
-    best: Best,
-    metric: str,
-    *,
-    short: bool,
-    narrow: bool,
-) -> KnnResult:
+def result_of(arrays: Arrays, asked: Matrix, usable: Any, best: Best, metric: str, *, short: bool) -> KnnResult:
     """Ids, distances and counts, where the queries are and in their framework.
 
-    ``usable`` (q,): queries that have neighbours, None for all.  ``short``: distances are float32.  ``narrow``: without
-    64-bit types.
+    ``usable`` (q,): queries that have neighbours, None for all.  ``short``: distances are float32.
     """
     home = best.arrays
     xp, ids, keys = home.xp, best.ids, best.keys
@@ -213,13 +201,14 @@ def result_of(
         keys = -keys
     if asked.device.is_host:
         return in_framework_of(asked, home.host(ids), home.host(keys).astype("float32" if short else "float64"))
+    owner = framework_of(asked.framework)
+    narrow = owner.refusal(_INT64) is not None  # JAX without 64-bit types
     whole, fraction = "int32" if narrow else "int64", "float32" if narrow or short else "float64"
     parts = (ids, whole), (xp.sum(ids >= 0, axis=1), whole), (keys, fraction)
     if home is arrays:
         ids, valid, distances = (home.astype(part, dtype) for part, dtype in parts)
     else:
         ids, valid, distances = arrays.sent(*parts)
-    owner = asked.framework
-    if owner == arrays.framework.name or not framework_of(owner).computes:
+    if owner is arrays.framework or not owner.computes:
         return KnnResult(ids, distances, valid)
-    return KnnResult(*(convert(part, owner, device=asked.device) for part in (ids, distances, valid)))
+    return KnnResult(*(convert(part, owner.name, device=asked.device) for part in (ids, distances, valid)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any, Final
 
@@ -41,19 +40,20 @@ _multiplying = 0
 _precision: Any = _FULL
 
 
-@contextmanager
-def _full_precision() -> Iterator[None]:
+class _FullPrecision:
     """No TF32 while anybody multiplies here. The switch is one for the process, so the last one restores it."""
-    global _multiplying, _precision  # noqa: PLW0603
-    with _lock:
-        if not _multiplying:
-            _precision = getattr(_matmul, _SWITCH)
-            if _precision != _FULL:
-                setattr(_matmul, _SWITCH, _FULL)
-        _multiplying += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _multiplying, _precision  # noqa: PLW0603
+        with _lock:
+            if not _multiplying:
+                _precision = getattr(_matmul, _SWITCH)
+                if _precision != _FULL:
+                    setattr(_matmul, _SWITCH, _FULL)
+            _multiplying += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _multiplying  # noqa: PLW0603
         with _lock:
             _multiplying -= 1
             if not _multiplying and _precision != _FULL:
@@ -134,7 +134,7 @@ class TorchArrays(Arrays):
         return torch.linalg.vector_norm(y, dim=1).square_()  # in one pass, without the matrix of squares
 
     def scores(self, x: Any, y: Any, offset: Any, factor: float) -> Any:
-        with _full_precision():
+        with _FullPrecision():
             if offset is None:
                 x = x * factor
             if x.shape[0] == 1:  # GEMV reads the rows once, at the speed of the memory
