@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -18,8 +19,7 @@ __all__ = ["TorchArrays"]
 _TAKEN: Final = 64 << 10
 
 
-def _size(dtype: torch.dtype) -> int:
-    return dtype.itemsize
+_size = attrgetter("itemsize")
 
 
 def _seen_as(unit: torch.dtype, x: torch.Tensor) -> torch.Tensor:
@@ -33,11 +33,11 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 _matmul: Final[Any] = torch.backends.cuda.matmul
-#: The switch of TF32, and where it says that there is none.
-_SWITCH, _FULL = ("fp32_precision", "ieee") if hasattr(_matmul, "fp32_precision") else ("allow_tf32", False)
+#: The switch of TF32, and what it says where there is none.
+_SWITCH, *_FULL = ("fp32_precision", "ieee", "none") if hasattr(_matmul, "fp32_precision") else ("allow_tf32", False)
 _lock = threading.Lock()
 _multiplying = 0
-_precision: Any = _FULL
+_precision: Any = _FULL[0]
 
 
 class _FullPrecision:
@@ -48,15 +48,15 @@ class _FullPrecision:
         with _lock:
             if not _multiplying:
                 _precision = getattr(_matmul, _SWITCH)
-                if _precision != _FULL:
-                    setattr(_matmul, _SWITCH, _FULL)
+                if _precision not in _FULL:
+                    setattr(_matmul, _SWITCH, _FULL[0])
             _multiplying += 1
 
     def __exit__(self, *error: object) -> None:
         global _multiplying  # noqa: PLW0603
         with _lock:
             _multiplying -= 1
-            if not _multiplying and _precision != _FULL:
+            if not _multiplying and _precision not in _FULL:
                 setattr(_matmul, _SWITCH, _precision)
 
 
@@ -90,7 +90,7 @@ class TorchArrays(Arrays):
     def fetching(self, *parts: Any) -> Callable[[], list[np.ndarray]]:
         """Side by side, in one copy, which is under way when this returns: what is queued later can wait."""
         flat = [(part.float() if part.dtype is torch.bfloat16 else part).reshape(-1) for part in parts]
-        least = min([part.dtype for part in flat], key=_size)
+        least = min(flat, key=_size).dtype
         unit = torch.uint8 if least is torch.bool else least  # as which all of them can be seen
         packed = torch.cat([part if part.dtype is unit else _seen_as(unit, part) for part in flat])
         there = packed.to("cpu", non_blocking=True)  # into memory that torch pins, and keeps until the copy is done
