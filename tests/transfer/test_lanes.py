@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from matrix_interop.devices import Device
-from matrix_interop.errors import DeviceUnavailableError, FormatError
+from matrix_interop.errors import DeviceUnavailableError, FormatError, PinnedLimitError
 from matrix_interop.io import open_matrix, save_matrix
 from matrix_interop.memory import Block, PinnedArena, default_arena, use_arena
 from matrix_interop.transfer import download, report_progress, start_download, transfer_setting, upload
@@ -462,6 +462,36 @@ def test_an_arena_of_few_bytes(device: SimulatedRuntime) -> None:
         upload(values, address, F4, DEVICE, 1)
         device.quiesce()
         assert arena.stats().peak_reserved <= 1 << 16
+    assert np.array_equal(seen, values)
+
+
+@pytest.mark.parametrize("nbytes", [1, 255, 4095, 4096, 5000, 8191, 8193])
+@pytest.mark.parametrize("dtype", ["u1", "f4", "c16"])
+def test_an_arena_of_next_to_nothing(device: SimulatedRuntime, nbytes: int, dtype: str) -> None:
+    """A page is enough; less is an error that says so."""
+    values = numbers((100, 70), dtype)
+    address, seen = on_device(device, values.shape, dtype)
+    with use_arena(PinnedArena(nbytes, runtime=device, upstream="host_alloc", decay_s=None)):
+        if nbytes < 4096:
+            with pytest.raises(PinnedLimitError, match=f"this arena's limit of {nbytes} bytes"):
+                upload(values, address, np.dtype(dtype), DEVICE, 1)
+            return
+        upload(values, address, np.dtype(dtype), DEVICE, 1)
+        device.quiesce()
+    assert np.array_equal(seen, values)
+
+
+def test_results_that_are_kept_stop_no_transfer(device: SimulatedRuntime) -> None:
+    """They fill the arena up to its reserve, of which chunks take no more than there is."""
+    values = numbers((9000, 1024))
+    address, seen = on_device(device, values.shape)
+    arena = PinnedArena(64 << 20, staging_bytes=1 << 20, runtime=device, upstream="host_alloc", decay_s=None)
+    kept = [arena.empty(1 << 20, np.uint8) for _ in range(63)]
+    with pytest.raises(PinnedLimitError):
+        kept.append(arena.empty(1, np.uint8))
+    with use_arena(arena):
+        upload(values, address, F4, DEVICE, 1)
+    device.quiesce()
     assert np.array_equal(seen, values)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from matrix_interop.errors import DeviceUnavailableError
 from matrix_interop.memory import Block, PinnedArena
 from matrix_interop.transfer.staging import Staging
 from simulated.runtime import SimulatedRuntime
@@ -42,7 +44,7 @@ class Alone:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def notify(self) -> None:
+    def notify_all(self) -> None:
         pass
 
 
@@ -98,3 +100,58 @@ def test_a_block_is_as_large_as_there_is_room(arena: PinnedArena) -> None:
     for block in blocks:
         staging.give(arena, block)
     assert arena.stats().live == 0
+
+
+def test_a_move_goes_on_as_soon_as_there_is_room_for_it(arena: PinnedArena) -> None:
+    """Although another one has waited longer, for more."""
+    staging = Staging(arena)
+    most, rest = staging.take(arena, 7 * CHUNK, CHUNK), taken(staging, arena)
+    waiters = [
+        threading.Thread(target=lambda n=n: staging.give(arena, staging.take(arena, n * CHUNK, n * CHUNK)))
+        for n in (7, 1)
+    ]
+    for number, waiter in enumerate(waiters, 1):
+        waiter.start()
+        while len(staging._change._waiters) < number:  # type: ignore[attr-defined]
+            pass
+    staging.give(arena, rest)
+    waiters[1].join(30)
+    assert [waiter.is_alive() for waiter in waiters] == [True, False]
+    staging.give(arena, most)
+    waiters[0].join()
+    assert arena.stats().live == 0
+
+
+def test_a_move_waits_for_no_slow_stream_of_others(arena: PinnedArena, device: SimulatedRuntime) -> None:
+    """While chunks that the device has read suffice."""
+    staging, ran = Staging(arena), list[int]()
+    slow, quick = device.stream_create(0), device.stream_create(0)
+    device._eagerness = 0.0
+    device.launch(lambda: ran.append(1), ordinal=0, stream=slow, ticks=100_000)
+    for stream in (slow, *[quick] * 40):
+        block = taken(staging, arena)
+        staging.leave(arena, device, 0, stream, block, device.record(stream, 0))
+        device.stream_synchronize(quick, 0)
+    assert ran == []
+    device.quiesce()
+
+
+@pytest.mark.parametrize("call", ["query", "synchronize"])
+def test_a_device_that_failed_holds_nothing(arena: PinnedArena, device: SimulatedRuntime, call: str) -> None:
+    """Its chunks count as read, and moves of others hear nothing of it."""
+    staging, stream = Staging(arena), device.stream_create(0)
+    device.launch(lambda: None, ordinal=0, stream=stream, ticks=500)
+    for _ in range(8):
+        block = taken(staging, arena)
+        staging.leave(arena, device, 0, stream, block, device.record(stream, 0))
+    for _ in range(100):
+        device.fail(call, DeviceUnavailableError("lost"))
+    staging.give(arena, taken(staging, arena))
+    device._faults.clear()
+
+
+def test_transfers_hold_the_reserve_at_most(device: SimulatedRuntime) -> None:
+    """That of the arena, however small; half of one without; never nothing."""
+    for limit, reserve, expected in ((1 << 30, 1 << 20, 1 << 20), (1 << 20, 1 << 20, 1 << 19), (1, 0, CHUNK)):
+        made = PinnedArena(limit, staging_bytes=reserve, runtime=device, upstream="host_alloc", decay_s=None)
+        assert Staging(made).limit == expected

@@ -161,6 +161,11 @@ class PinnedArena:
         """Bytes held now, used or not: of all `stats` the one that costs nothing to know."""
         return sum(store.reserved for store in self._stores)
 
+    @property
+    def staging_bytes(self) -> int:
+        """What transfers may hold together: the reserve, and half of the limit where there is none."""
+        return self._reserve or self._limit // 2
+
     def stats(self) -> ArenaStats:
         """The figures of this moment."""
         with self._lock:

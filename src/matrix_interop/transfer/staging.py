@@ -28,7 +28,7 @@ class Staging:
     """
 
     def __init__(self, arena: PinnedArena) -> None:
-        self.limit = min(_LIMIT, arena.stats().limit // 2)
+        self.limit = max(min(_LIMIT, arena.staging_bytes), _GRAIN)
         self._used = 0
         #: Runtime, event, bytes: blocks that are with the arena again and may not be filled before the event.
         self._leaving: deque[tuple[Runtime, int, int]] = deque()
@@ -38,7 +38,7 @@ class Staging:
 
     def largest(self, wish: int) -> int:
         """The chunk size nearest to ``wish`` that leaves room for several."""
-        return max(min(wish, self.limit // 4 // _GRAIN * _GRAIN), min(_GRAIN, self.limit))
+        return max(min(wish, self.limit // 4 // _GRAIN * _GRAIN), _GRAIN)
 
     def take(self, arena: PinnedArena, wish: int, least: int) -> Block:
         """A block of ``wish`` bytes; of fewer, but at least ``least``, where other moves hold the rest."""
@@ -62,6 +62,9 @@ class Staging:
             with self._change:
                 self._settle()
                 room = self.limit - self._used - self._kept_bytes()
+                if room < least and self._leaving:  # the oldest may wait for a slow stream
+                    self._settle(thorough=True)
+                    room = self.limit - self._used - self._kept_bytes()
                 if room >= least or not self._used:
                     nbytes = max(min(wish, room), least)
                     self._used += nbytes
@@ -91,7 +94,7 @@ class Staging:
                 arena.release(block, (event,))
                 with self._change:
                     self._leaving.append((runtime, mark, block.nbytes))
-                    self._change.notify()
+                    self._change.notify_all()
 
     def _finish_and_give(self, arena: PinnedArena, runtime: Runtime, block: Block, event: int) -> None:
         try:
@@ -123,7 +126,7 @@ class Staging:
     def _free(self, nbytes: int) -> None:
         with self._change:
             self._used -= nbytes
-            self._change.notify()
+            self._change.notify_all()  # what is too little for one may be enough for another
 
     def _kept_bytes(self) -> int:
         if not self._kept:
@@ -132,25 +135,32 @@ class Staging:
         self._kept = [ref for ref, _ in alive]
         return sum(nbytes for _, nbytes in alive)
 
-    def _settle(self) -> None:
-        """Note chunks that the device is done with."""
-        while self._leaving:
-            runtime, event, nbytes = self._leaving[0]
-            try:
-                if not runtime.query(event):
-                    return
-            except REFUSALS:
-                return  # whoever waits for it hears why
-            self._leaving.popleft()
-            runtime.release(event)
-            self._used -= nbytes
+    def _settle(self, *, thorough: bool = False) -> None:
+        """Note blocks that the device is done with: the oldest ones, or all."""
+        while self._leaving and self._is_over(*self._leaving[0]):
+            self._forget(*self._leaving.popleft())
+        if thorough:
+            for entry in [entry for entry in self._leaving if self._is_over(*entry)]:
+                self._leaving.remove(entry)
+                self._forget(*entry)
+
+    @staticmethod
+    def _is_over(runtime: Runtime, event: int, _nbytes: int) -> bool:
+        try:
+            return runtime.query(event)
+        except REFUSALS:  # a device that failed reads no chunk any more
+            return True
 
     def _finish(self, runtime: Runtime, event: int, nbytes: int) -> None:
         try:
-            runtime.synchronize(event)
-        finally:  # a device that failed reads no chunk any more
-            runtime.release(event)
-            self._free(nbytes)
+            with suppress(*REFUSALS):
+                runtime.synchronize(event)
+        finally:
+            self._forget(runtime, event, nbytes)
+
+    def _forget(self, runtime: Runtime, event: int, nbytes: int) -> None:
+        runtime.release(event)
+        self._free(nbytes)
 
 
 _stagings: weakref.WeakKeyDictionary[PinnedArena, Staging] = weakref.WeakKeyDictionary()
