@@ -15,6 +15,7 @@ from matrix_interop.devices import CPU, Device
 from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.exchange.compute import copied, row_indices, take
 from matrix_interop.exchange.convert import destination, plan_for
+from matrix_interop.exchange.intake import converted
 from matrix_interop.frameworks.registry import Framework, device_framework
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import HostMatrix, Matrix, from_tensor
@@ -147,7 +148,7 @@ def blocks_of(
             arrays = RowReader(matrix, select, block).blocks()
         else:
             arrays = _fetched(matrix, _cut(rows, size))
-        return (_converted(from_tensor(array), None, framework) for array in arrays)
+        return (_converted(from_tensor(array), device, framework) for array in arrays)
     return (_converted(_part(matrix, part), device, framework) for part in _cut(rows, size))
 
 
@@ -162,7 +163,11 @@ def _framework_on(view: TensorView, device: Any) -> Any:
 
 
 def _converted(part: Matrix, device: Any, framework: Any) -> Matrix:
-    return part if device is None and framework is None else from_tensor(part, device=device, framework=framework)
+    """As `from_tensor` does it; a device that was named is asked for."""
+    if device is None and framework is None:
+        return part
+    named = device is not None
+    return from_tensor(converted(part._view, device, framework, None, None, None, None, requested=named))
 
 
 def _part(matrix: Matrix, rows: Rows) -> Matrix:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from matrix_interop.devices import CPU, Device
 from matrix_interop.dtypes import as_dtype
 from matrix_interop.errors import UnknownFrameworkError
 from matrix_interop.exchange.convert import carry_out, copy_to, native_of, resolve, to_framework
@@ -46,7 +47,7 @@ def row_indices(indices: Any, count: int) -> np.ndarray:
         found = aligned_empty(view.shape, view.dtype.newbyteorder("="))
         copy_to(found, view)
     else:
-        found = to_framework(view, framework("numpy"))
+        found = _brought(view, framework("numpy"), CPU)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         msg = f"indices must be whole numbers along one axis, not {found.dtype} of shape {found.shape}"
         raise IndexError(msg)
@@ -58,6 +59,11 @@ def row_indices(indices: Any, count: int) -> np.ndarray:
     return found.astype(np.int64)
 
 
+def _brought(view: TensorView, target: Framework, place: Device) -> Any:
+    """Row numbers where they are needed, which who names rows asks for."""
+    return carry_out(view, target, decide(view, target, place=place, requested=True))
+
+
 def take(view: TensorView, indices: Any) -> TensorView:
     """The rows ``indices`` of a 2-D view in new memory of its framework and device."""
     wanted = row_indices(indices, len(view))
@@ -67,7 +73,7 @@ def take(view: TensorView, indices: Any) -> TensorView:
         target, rows = _computable(view)
         if target.refusal(wanted.dtype) is not None and len(view) < 2**31:  # JAX, where 64-bit types are off
             wanted = wanted.astype(np.int32)
-        where = to_framework(TensorView.of(wanted, "numpy", wanted), target, device=view.device)
+        where = _brought(TensorView.of(wanted, "numpy", wanted), target, view.device)
         native = target.namespace().take(rows, where, axis=0)
         record_copy(wanted.size * header.shape[1] * header.itemsize, Reason.REQUESTED, text)
         return target.view(native)
