@@ -23,6 +23,7 @@ PACKAGE = SOURCE / "matrix_interop"
 #: Calls that, as statements of their own, wait, make somebody wait, or keep memory until somebody is done.
 WAITS = frozenset(
     {
+        "_drain",
         "_finish",
         "_follow",
         "_wait_for_users",
@@ -102,7 +103,8 @@ NOTICED_BY = {
     "search/cuvs.py:CuvsIndex._handle:sync": _CUVS + "test_memory_outlives_a_failed_search",
     "search/device/torch.py:TorchArrays.fetching.fetched:synchronize": "tests/search/test_device.py::"
     "test_what_is_fetched_is_read_once_it_is_there",
-    "transfer/ahead.py:read_ahead:finish": _ROWS + "test_a_reader_left_early_has_nothing_written_later",
+    "transfer/ahead.py:_Ring.end:_drain": _ROWS + "test_a_reader_left_early_has_nothing_written_later",
+    "transfer/ahead.py:_Ring._drain:stream_synchronize": _ROWS + "test_a_reader_left_early_has_nothing_written_later",
     "transfer/ahead.py:_Ring._free_slot:_wait_for_users": _ROWS + "test_a_block_waits_for_copies_from_its_rows",
     "transfer/ahead.py:_Ring._wait_for_users:wait": _ROWS + "test_a_block_waits_for_copies_from_its_rows",
     "transfer/ahead.py:_Ring._enqueue:follow": _ROWS + "test_rows_come_after_what_the_matrix_waits_for",
@@ -111,6 +113,8 @@ NOTICED_BY = {
     + "test_rows_in_ordinary_memory_come_after_what_the_matrix_waits_for",
     "transfer/ahead.py:_Ring.in_ordinary_memory:finish": _ROWS
     + "test_rows_in_ordinary_memory_come_after_what_the_matrix_waits_for",
+    "transfer/ahead.py:_Ring.in_ordinary_memory:_drain": "tests/transfer/test_ahead.py::"
+    "test_staging_is_not_written_after_an_error",
     "transfer/base.py:Transfer.result:wait": _LANES + "test_early_return_into_pageable_memory",
     "transfer/base.py:Transfer._end:_finish": _LANES + "test_pinned_memory_is_moved_as_it_lies",
     "transfer/crew.py:Crew.run:wait": "tests/transfer/test_crew.py::test_all_jobs_are_over_when_a_run_returns",

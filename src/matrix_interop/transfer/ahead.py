@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from matrix_interop.devices import Device
 from matrix_interop.memory import Block, default_arena
 from matrix_interop.memory.host import aligned_empty
+from matrix_interop.memory.upstreams import REFUSALS
 from matrix_interop.runtime import get_runtime
 from matrix_interop.transfer.copying import copy_values_in_pool
 from matrix_interop.transfer.lanes import address_of, download, finish
@@ -69,8 +71,7 @@ def read_ahead(pieces: Iterable[Piece], device: Device) -> Iterator[np.ndarray]:
                     yield ring.in_ordinary_memory(piece)
                     piece = next(coming, None)
         finally:
-            for event, _, _ in ring.flight:  # the device must not write memory that is given back
-                finish(runtime, event)
+            ring.end()
 
 
 class Lease(Block):
@@ -162,6 +163,19 @@ class _Ring:
         finish(self._runtime, event)
         return array
 
+    def end(self) -> None:
+        """Let go of what is under way, once it is over: the device must not write memory that is given back."""
+        try:
+            if self.flight:
+                self._drain()
+        finally:
+            for event, _, _ in self.flight:
+                self._runtime.release(event)
+
+    def _drain(self) -> None:
+        with suppress(*REFUSALS):  # a device that failed writes nothing any more
+            self._runtime.stream_synchronize(self._stream, self._device.index)
+
     def in_ordinary_memory(self, piece: Piece) -> np.ndarray:
         """The piece in memory of its own that is not pinned."""
         header = piece.header
@@ -177,6 +191,9 @@ class _Ring:
                 self._enqueue(piece, block.address)
                 finish(self._runtime, self._runtime.record(self._stream, self._device.index))
                 copy_values_in_pool(out, np.ndarray(header.shape, header.dtype, block))
+            except BaseException:
+                self._drain()
+                raise
             finally:
                 staging.give(self._arena, block)
         out.flags.writeable = False
