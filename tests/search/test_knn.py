@@ -24,7 +24,9 @@ from matrix_interop.errors import (
 )
 from matrix_interop.matrix import Matrix, from_tensor
 from matrix_interop.search import KnnResult, knn
+from matrix_interop.tracking import forbid_copies
 from search.reference import METRICS, distances, neighbours, recall
+from simulated.adapter import exchange_on
 
 TRUTHS = {
     "sift": ("sift/bigann_base.u8bin", "sift/bigann_query.u8bin", "sift/bigann_gt.npz"),
@@ -327,6 +329,20 @@ def test_results_live_with_the_queries() -> None:
     found = knn(jnp.asarray(queries), base, 2)
     assert isinstance(found.ids, type(jnp.zeros(1)))
     assert np.array_equal(np.asarray(found.ids), expected.ids)
+
+
+def test_results_go_to_the_device_of_the_queries() -> None:
+    """Also from a search on the host, and to a device that is not the current one; that is no hidden copy."""
+    base, queries = rows(50, 4), rows(3, 4, 1)
+    expected = knn(queries, base, 2)
+    with exchange_on(0), forbid_copies():
+        found = knn(from_tensor(queries).to_device("ext:1"), base, 2, device="cpu")
+        for part, values in ((found.ids, expected.ids), (found.distances, expected.distances)):
+            there = from_tensor(part)
+            assert (there.framework, there.device) == ("lateframe", "ext:1")
+            assert np.array_equal(there.to_host(), values)
+        assert (found.valid.device, found.valid.numpy().tolist()) == ("ext:1", [2, 2, 2])
+        del found, there, part
 
 
 def test_nothing_to_search() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from matrix_interop.errors import UnsupportedDtypeError
-from matrix_interop.exchange.convert import convert
+from matrix_interop.exchange.convert import carry_out, convert, plan_for
 from matrix_interop.frameworks.registry import framework as framework_of
 from matrix_interop.matrix import Matrix
 from matrix_interop.memory.host import aligned_empty
+from matrix_interop.view import TensorView
 
 __all__ = ["KnnResult", "in_framework_of"]
 
@@ -38,11 +39,18 @@ class KnnResult:
 
 
 def in_framework_of(queries: Matrix, ids: np.ndarray, distances: np.ndarray) -> KnnResult:
-    """The result as tensors of the framework that ``queries`` belongs to; missing entries have id -1."""
+    """The result as tensors of the framework of ``queries``, where those are; missing entries have id -1."""
     parts = (ids, distances, np.count_nonzero(ids >= 0, axis=1))
     if framework_of(queries.framework).namespace() is np:
         return KnnResult(*parts)
-    return KnnResult(*(convert(_held(part, queries.framework), queries.framework) for part in parts))
+    return KnnResult(*(_placed(_held(part, queries.framework), queries) for part in parts))
+
+
+def _placed(part: np.ndarray, queries: Matrix) -> Any:
+    if queries.device.is_host:
+        return convert(part, queries.framework)
+    view, target = TensorView.of(part, "numpy", part), framework_of(queries.framework)
+    return carry_out(view, target, plan_for(view, target, device=queries.device))  # asked for
 
 
 def _held(part: np.ndarray, name: str) -> np.ndarray:
