@@ -99,3 +99,23 @@ builtins.late = Late()
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=True)
     assert done.stdout == b"xxx"
+
+
+def test_a_fork_amid_a_run() -> None:
+    """The child, which lacks the other threads, does not wait for them; the parent goes on."""
+    text = """
+import os, signal, threading
+from matrix_interop.transfer.crew import CREW
+forked, pids = threading.Event(), []
+def fork():
+    pids.append(os.fork())
+    forked.set()
+signal.alarm(30)
+try:
+    CREW.run([fork, forked.wait])
+except RuntimeError as error:
+    os._exit(7 if pids == [0] and "forked amid" in str(error) else 8)
+print(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"7\n"

@@ -5,6 +5,7 @@ Values are converted as NumPy's "unsafe" casting does it, whoever copies.
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from itertools import pairwise
@@ -29,6 +30,8 @@ _FLOATS: Final = frozenset(np.dtype(name) for name in ("f4", "f8"))
 _TILE: Final = (256, 2048)
 #: Items between the rows of the buffer and its columns, so that they do not all fall on the same cache lines.
 _GAP: Final = 16
+
+_forked = False
 
 
 def copy_values(out: np.ndarray, values: np.ndarray) -> None:
@@ -55,8 +58,8 @@ def copy_values_in_pool(out: np.ndarray, values: np.ndarray) -> None:
 
 # torch ---------------------------------------------------------------------------------------------
 def pool_is_there() -> bool:
-    """True where torch is loaded with several threads."""
-    torch: Any = sys.modules.get("torch")
+    """True where torch is loaded with several threads. Not in a forked child, which has none of them."""
+    torch: Any = None if _forked else sys.modules.get("torch")
     return torch is not None and hasattr(torch, "from_numpy") and torch.get_num_threads() > 1
 
 
@@ -125,3 +128,12 @@ def _transpose(out: np.ndarray, values: np.ndarray) -> None:
             tile = buffer[: target.shape[1], : target.shape[0]]
             np.copyto(tile, values[top : top + tall, left : left + wide].T)
             np.copyto(target, tile.T, casting="unsafe")
+
+
+def _after_fork_in_child() -> None:
+    global _forked  # noqa: PLW0603 - one process, one answer
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

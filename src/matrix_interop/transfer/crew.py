@@ -67,14 +67,17 @@ class Crew:
             for job in jobs:
                 job()
             return
-        run = _Run(len(jobs) - 1)
+        run, queue = _Run(len(jobs) - 1), self._queue
         for job in jobs[1:]:  # each in a copy of the caller's context, as of NumPy's error state
-            self._queue.put((run, partial(contextvars.copy_context().run, job)))
+            queue.put((run, partial(contextvars.copy_context().run, job)))
         try:
             jobs[0]()
         except BaseException as error:  # noqa: BLE001 - raised once all are over
             run.error = run.error or error
-        run.wait()
+        if queue is self._queue:
+            run.wait()
+        else:
+            run.error = run.error or RuntimeError("this process was forked amid work of threads, which it lacks")
         try:
             if run.error is not None:
                 raise run.error

@@ -1,0 +1,30 @@
+"""Copies by threads of our own and of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def test_a_forked_child_copies_without_the_threads_of_torch() -> None:
+    """The parent used them, the child has none and would wait for them for ever."""
+    pytest.importorskip("torch")
+    text = """
+import os, signal
+import numpy as np, torch
+from matrix_interop.transfer.copying import copy_values_in_pool
+torch.set_num_threads(2)
+values, out = np.arange(1 << 21, dtype=np.float32), np.zeros(1 << 21, np.float32)
+copy_values_in_pool(out, values)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    out.fill(0)
+    copy_values_in_pool(out, values)
+    os._exit(0 if np.array_equal(out, values) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=120, check=True)
+    assert done.stdout == b"0\n"
