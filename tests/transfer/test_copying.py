@@ -5,7 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from matrix_interop.transfer.copying import _runs_across
+
+ROWS = np.zeros((40, 60), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("out", "values", "across"),
+    [
+        (ROWS, ROWS, False),
+        (ROWS, ROWS.T.copy().T, True),
+        (ROWS.T.copy().T, ROWS[::-1], True),
+        (ROWS[::-1, ::-1], ROWS, False),
+        (ROWS, np.broadcast_to(ROWS[0], ROWS.shape), False),
+    ],
+    ids=["rows", "from columns", "to columns", "backwards", "one row for all"],
+)
+def test_only_a_transposed_copy_goes_by_tiles(out: np.ndarray, values: np.ndarray, across: bool) -> None:
+    """NumPy is faster at all others."""
+    assert _runs_across(out, values) is across
 
 
 def test_a_forked_child_copies_without_the_threads_of_torch() -> None:

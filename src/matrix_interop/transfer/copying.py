@@ -113,9 +113,9 @@ def tensor_of(array: np.ndarray, *, as_bits: bool = True) -> Any:
 # Transposing ---------------------------------------------------------------------------------------
 def _runs_across(out: np.ndarray, values: np.ndarray) -> bool:
     """True where dense rows are to be made of dense columns, or the other way round."""
-    if out.ndim != 2 or min(out.shape) < 2:
+    if out.ndim != 2 or min(out.shape) < 2 or 0 in values.strides:
         return False
-    return (out.strides[1] < out.strides[0]) != (abs(values.strides[1]) < abs(values.strides[0]))
+    return (abs(out.strides[1]) < abs(out.strides[0])) != (abs(values.strides[1]) < abs(values.strides[0]))
 
 
 def _transpose(out: np.ndarray, values: np.ndarray) -> None:
