@@ -236,7 +236,7 @@ class _Move:
             self._lane(packing, 0, _AT_ONCE, to_device=to_device)
             return
         if setting is None:
-            engine = engine_of_torch() if packing.pooled else engine_of_lanes()
+            engine = engine_of_torch(to_device=to_device) if packing.pooled else engine_of_lanes()
             way = f"to {self.device.type}" if to_device else f"from {self.device.type}"
             setting = setting_for(engine, way, self.nbytes, partial(_trial, to_device, packing.pooled, self.device))
         self._caller = threading.get_ident()
