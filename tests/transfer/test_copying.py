@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from matrix_interop.transfer.copying import _runs_across
 
+SOURCE = Path(__file__).resolve().parent.parent.parent / "src"
 ROWS = np.zeros((40, 60), np.float32)
 
 
@@ -47,5 +50,6 @@ if not child:
     os._exit(0 if np.array_equal(out, values) else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=120, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, timeout=120, check=True)
     assert done.stdout == b"0\n"

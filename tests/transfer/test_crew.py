@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from matrix_interop.transfer.crew import Crew, _Run
+
+SOURCE = Path(__file__).resolve().parent.parent.parent / "src"
 
 
 def test_all_jobs_are_over_when_a_run_returns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +90,14 @@ def test_jobs_see_the_callers_context() -> None:
     assert seen == [expected] * 4
 
 
+def printed_by(code: str) -> bytes:
+    """What a fresh interpreter prints."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=True
+    ).stdout
+
+
 def test_a_run_at_the_end_of_the_process() -> None:
     """Where threads stand still already, the caller does all."""
     text = """
@@ -97,8 +109,7 @@ class Late:
 CREW.run([int] * 3)
 builtins.late = Late()
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=True)
-    assert done.stdout == b"xxx"
+    assert printed_by(text) == b"xxx"
 
 
 def test_a_fork_amid_a_run() -> None:
@@ -117,5 +128,4 @@ except RuntimeError as error:
     os._exit(7 if pids == [0] and "forked amid" in str(error) else 8)
 print(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=True)
-    assert done.stdout == b"7\n"
+    assert printed_by(text) == b"7\n"
