@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import cycle, pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from matrix_interop.transfer.files import Pages, pages_of
 
 __all__ = ["Packing", "Part", "packing_of"]
 
+#: Shares begin at multiples of so many bytes of a dense array.
+_GRAIN: Final = 4096
 
 #: A piece of a host array and its chunk: chunk, values, address of the chunk, first byte of the values once packed,
 #: bytes.
@@ -67,8 +69,8 @@ class _Dense:
         self._file = file
 
     def spread(self, lanes: int) -> list[tuple[Packing, int]]:
-        flat = self._flat
-        return [(_Dense(flat[a:b], self._file, pooled=self.pooled), a) for a, b in pairwise(_edges(len(flat), lanes))]
+        flat, edges = self._flat, _edges(self.nbytes, lanes, _GRAIN)
+        return [(_Dense(flat[a:b], self._file, pooled=self.pooled), a) for a, b in pairwise(edges)]
 
     def parts(self, block: Block, nbytes: int, count: int) -> Iterator[Part]:
         flat, values, file, total, address = block.array, self._values, self._file, self.nbytes, block.address
@@ -120,6 +122,7 @@ class _Strided:
             yield array[start : start + step], offset + start * row
 
 
-def _edges(count: int, lanes: int) -> list[int]:
-    lanes = max(1, min(lanes, count))
-    return [count * number // lanes for number in range(lanes + 1)]
+def _edges(count: int, lanes: int, grain: int = 1) -> list[int]:
+    """Where ``count`` things are cut into shares of about one size, each of whole grains but the last."""
+    lanes = max(1, min(lanes, count // grain))
+    return [count * number // lanes // grain * grain for number in range(lanes)] + [count]
