@@ -184,6 +184,17 @@ def test_tf32_is_off_while_searching() -> None:
 
 
 # Sources -----------------------------------------------------------------------------------------
+def test_one_query_knows_no_tf32() -> None:
+    """A product with one vector has the same bits where TF32 is allowed, so nothing is switched for it."""
+    base, query = torch.randn(20_000, 96, device="cuda"), torch.randn(96, device="cuda")
+    norms, found = torch.randn(20_000, device="cuda"), []
+    for allowed in (True, False):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        found.append((torch.mv(base, query), torch.addmv(norms, base, query, alpha=-2.0)))
+    for with_tf32, without in zip(*found, strict=True):
+        assert torch.equal(with_tf32, without)
+
+
 def test_bases_on_host_and_disk(tmp_path: Path) -> None:
     """A mapped file, a row source, blocks and an iterator: streamed, and numbered through."""
     from matrix_interop.io import open_rows

@@ -156,13 +156,14 @@ def test_what_is_fetched_is_read_once_it_is_there(monkeypatch: pytest.MonkeyPatc
 def test_results_go_up_in_one_copy() -> None:
     """Three arrays of their own types and shapes, over one memory."""
     ids, valid, distances = np.arange(6).reshape(2, 3), np.array([3, 1]), rows(2, 3)
-    sent = arrays_of("torch", CPU).sent((ids, "int64"), (valid, "int32"), (distances.astype(np.float64), "float32"))
+    send = arrays_of("torch", CPU).sending(((2, 3), "int64"), ((2,), "int32"), ((2, 3), "float32"))
+    sent = send(ids, valid, distances.astype(np.float64))
     assert [part.dtype for part in sent] == [torch.int64, torch.int32, torch.float32]
     for part, expected in zip(sent, (ids, valid, distances), strict=True):
         assert np.array_equal(part, expected)
     assert len({part.untyped_storage().data_ptr() for part in sent}) == 1
-    for part in arrays_of("torch", CPU).sent((ids[:0], "int64"), (valid[:0], "int64"), (distances[:0], "float32")):
-        assert not part.numel()
+    send = arrays_of("torch", CPU).sending(((0, 3), "int64"), ((0,), "int64"), ((0, 3), "float32"))
+    assert [tuple(part.shape) for part in send(ids[:0], valid[:0], distances[:0])] == [(0, 3), (0,), (0, 3)]
 
 
 @pytest.mark.parametrize("entries", [0, 1 << 40])

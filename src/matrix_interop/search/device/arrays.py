@@ -48,9 +48,14 @@ class Arrays:
         """A copy of host values on the device."""
         return convert(values, self.framework.name, device=self.device, copy=True)
 
-    def sent(self, *parts: tuple[np.ndarray, str]) -> list[Any]:
-        """Copies of host arrays on the device, as these types: entries of 64 bits before those of 32."""
-        return [self.array(part.astype(dtype, copy=False)) for part, dtype in parts]
+    def sending(self, *kinds: tuple[tuple[int, ...], str]) -> Callable[..., list[Any]]:
+        """Make ready for arrays of these shapes and types, entries of 64 bits before those of 32.
+
+        What comes back copies such host arrays to the device, as these types.
+        """
+        return lambda *parts: [
+            self.array(part.astype(dtype, copy=False)) for part, (_, dtype) in zip(parts, kinds, strict=True)
+        ]
 
     def host(self, x: Any) -> np.ndarray:
         """The values on the host, once they are there; bfloat16 may come as float32."""

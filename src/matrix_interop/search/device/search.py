@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -69,9 +69,12 @@ def search_on_device(
     arrays = arrays_of(_framework(asked, base, device, engine), device)
     with arrays.context():
         chain, short = _run(arrays, kind_of(metric), asked, base, k, block)
+        here = chain.queries.arrays is not arrays and not asked.device.is_host
+        # What needs no answer is done while the device works.
+        send = arrays.sending(*_kinds(asked, k, short=short)) if here else None
         with np.errstate(all="ignore"):  # as in the chain; and distances beyond float32
             best, usable = chain.answer(), chain.queries.worked[2]
-            return result_of(arrays, asked, usable, best, metric, short=short)
+            return result_of(arrays, asked, usable, best, metric, short=short, send=send)
 
 
 def _framework(asked: Matrix, base: Any, device: Device, engine: str | None) -> str:
@@ -183,10 +186,28 @@ def require_numbers_on(arrays: Arrays, what: str, m: Matrix) -> None:
             raise UnsupportedDtypeError(msg)
 
 
-def result_of(arrays: Arrays, asked: Matrix, usable: Any, best: Best, metric: str, *, short: bool) -> KnnResult:
+def _kinds(asked: Matrix, k: int, *, short: bool) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shapes and types of ids, counts and distances on a device; ``short``: distances are float32."""
+    count = asked._view.shape[0]
+    narrow = framework_of(asked.framework).refusal(_INT64) is not None  # JAX without 64-bit types
+    whole, fraction = "int32" if narrow else "int64", "float32" if narrow or short else "float64"
+    return ((count, k), whole), ((count,), whole), ((count, k), fraction)
+
+
+def result_of(
+    arrays: Arrays,
+    asked: Matrix,
+    usable: Any,
+    best: Best,
+    metric: str,
+    *,
+    short: bool,
+    send: Callable[..., list[Any]] | None = None,
+) -> KnnResult:
     """Ids, distances and counts, where the queries are and in their framework.
 
-    ``usable`` (q,): queries that have neighbours, None for all.  ``short``: distances are float32.
+    ``usable`` (q,): queries that have neighbours, None for all.  ``short``: distances are float32.  ``send`` brings
+    ids, counts and distances to the queries' device, for an answer that lives on the host.
     """
     home = best.arrays
     xp, ids, keys = home.xp, best.ids, best.keys
@@ -201,14 +222,13 @@ def result_of(arrays: Arrays, asked: Matrix, usable: Any, best: Best, metric: st
         keys = -keys
     if asked.device.is_host:
         return in_framework_of(asked, home.host(ids), home.host(keys).astype("float32" if short else "float64"))
-    owner = framework_of(asked.framework)
-    narrow = owner.refusal(_INT64) is not None  # JAX without 64-bit types
-    whole, fraction = "int32" if narrow else "int64", "float32" if narrow or short else "float64"
-    parts = (ids, whole), (xp.sum(ids >= 0, axis=1), whole), (keys, fraction)
-    if home is arrays:
-        ids, valid, distances = (home.astype(part, dtype) for part, dtype in parts)
+    parts = ids, xp.sum(ids >= 0, axis=1), keys
+    if send is not None:
+        ids, valid, distances = send(*parts)
     else:
-        ids, valid, distances = arrays.sent(*parts)
+        kinds = _kinds(asked, keys.shape[1], short=short)
+        ids, valid, distances = (home.astype(part, dtype) for part, (_, dtype) in zip(parts, kinds, strict=True))
+    owner = framework_of(asked.framework)
     if owner is arrays.framework or not owner.computes:
         return KnnResult(ids, distances, valid)
     return KnnResult(*(convert(part, owner.name, device=asked.device) for part in (ids, distances, valid)))

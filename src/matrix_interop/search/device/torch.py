@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -67,21 +68,26 @@ class TorchArrays(Arrays):
         there = torch.from_numpy(np.ascontiguousarray(values))
         return there.to(self._where, non_blocking=values.nbytes <= _TAKEN)
 
-    def sent(self, *parts: tuple[np.ndarray, str]) -> list[Any]:
+    def sending(self, *kinds: tuple[tuple[int, ...], str]) -> Callable[..., list[Any]]:
         """In one copy. The arrays share its memory."""
-        data = np.empty(1 + sum(part.size for part, _ in parts), np.int64)  # a word for each entry is enough
-        places, start = [], 0
-        for part, dtype in parts:
-            places.append(np.ndarray(part.shape, dtype, data, start))
-            places[-1][...] = part
-            start += places[-1].nbytes
-        there, made, start = self.array(data), [], 0
-        for place, (_, dtype) in zip(places, parts, strict=True):  # while the copy is under way
+        words = 1 + sum(math.prod(shape) for shape, _ in kinds)  # one for each entry is enough
+        data, there = np.empty(words, np.int64), torch.empty(words, dtype=torch.int64, device=self._where)
+        here, places, made, start = torch.from_numpy(data), [], [], 0
+        for shape, dtype in kinds:
+            place: np.ndarray = np.ndarray(shape, dtype, data, start)
             kind, size = getattr(torch, dtype), place.itemsize
             seen = there if kind is torch.int64 else there.view(kind)
-            made.append(seen.as_strided(place.shape, [step // size for step in place.strides], start // size))
+            places.append(place)
+            made.append(seen.as_strided(shape, [step // size for step in place.strides], start // size))
             start += place.nbytes
-        return made
+
+        def send(*parts: np.ndarray) -> list[Any]:
+            for place, part in zip(places, parts, strict=True):
+                place[...] = part
+            there.copy_(here, non_blocking=data.nbytes <= _TAKEN)
+            return made
+
+        return send
 
     def host(self, x: Any) -> np.ndarray:
         found: np.ndarray = (x.float() if x.dtype is torch.bfloat16 else x).cpu().numpy()
@@ -134,12 +140,12 @@ class TorchArrays(Arrays):
         return torch.linalg.vector_norm(y, dim=1).square_()  # in one pass, without the matrix of squares
 
     def scores(self, x: Any, y: Any, offset: Any, factor: float) -> Any:
+        if offset is None:
+            x = x * factor
+        if x.shape[0] == 1:  # GEMV reads the rows once, at the speed of the memory, and knows no TF32
+            one = x[0]
+            return (torch.mv(y, one) if offset is None else torch.addmv(offset, y, one, alpha=factor))[None]
         with _FullPrecision():
-            if offset is None:
-                x = x * factor
-            if x.shape[0] == 1:  # GEMV reads the rows once, at the speed of the memory
-                one = x[0]
-                return (torch.mv(y, one) if offset is None else torch.addmv(offset, y, one, alpha=factor))[None]
             return torch.mm(x, y.T) if offset is None else torch.addmm(offset, x, y.T, alpha=factor)
 
     def top(self, scores: Any, k: int) -> tuple[Any, Any]:
