@@ -183,7 +183,6 @@ def test_tf32_is_off_while_searching() -> None:
     assert torch.equal(found.ids, expected.ids)
 
 
-# Sources -----------------------------------------------------------------------------------------
 def test_one_query_knows_no_tf32() -> None:
     """A product with one vector has the same bits where TF32 is allowed, so nothing is switched for it."""
     base, query = torch.randn(20_000, 96, device="cuda"), torch.randn(96, device="cuda")
@@ -195,6 +194,7 @@ def test_one_query_knows_no_tf32() -> None:
         assert torch.equal(with_tf32, without)
 
 
+# Sources -----------------------------------------------------------------------------------------
 def test_bases_on_host_and_disk(tmp_path: Path) -> None:
     """A mapped file, a row source, blocks and an iterator: streamed, and numbered through."""
     from matrix_interop.io import open_rows
