@@ -10,7 +10,7 @@ to be below 2**56.5, and 2 |x| + sqrt(t) of squared L2 below 2**55; in a careful
 is beyond that is left out.
 
 Queries and answers live where the rows do, or on the host if they are few (``home``).  Then all that the host needs
-comes there at once (with torch in one copy) when the device has found the candidates; nothing before waits for it.
+comes there at once when the device has found the candidates; nothing before waits for it.
 
 Candidates do not depend on the answer that they join.  So the device can look for them in one block while the block
 before is still to be proven: see `matrix_interop.search.device.chain`.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import cache, cached_property
-from operator import attrgetter
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -18,19 +17,6 @@ __all__ = ["TorchArrays"]
 
 #: The driver has taken a copy of so many bytes when it returns: nobody needs to wait.
 _TAKEN: Final = 64 << 10
-
-
-_size = attrgetter("itemsize")
-
-
-def _seen_as(unit: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-    """Entries (n,) as a type that is not larger."""
-    return (x if x.stride(0) == 1 else x.clone(memory_format=torch.contiguous_format)).view(unit)
-
-
-@cache
-def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
-    return np.dtype(str(dtype).removeprefix("torch."))
 
 
 _matmul: Final[Any] = torch.backends.cuda.matmul
@@ -94,17 +80,11 @@ class TorchArrays(Arrays):
         return found
 
     def fetching(self, *parts: Any) -> Callable[[], list[np.ndarray]]:
-        """Side by side, in one copy, which is under way when this returns: what is queued later can wait."""
-        flat = [(part.float() if part.dtype is torch.bfloat16 else part).reshape(-1) for part in parts]
-        least = min(flat, key=_size).dtype
-        unit = torch.uint8 if least is torch.bool else least  # as which all of them can be seen
-        packed = torch.cat([part if part.dtype is unit else _seen_as(unit, part) for part in flat])
-        there = packed.to("cpu", non_blocking=True)  # into memory that torch pins, and keeps until the copy is done
+        """Copies into memory that torch pins are under way when this returns: what is queued later can wait."""
+        plain = [(part.float() if part.dtype is torch.bfloat16 else part).contiguous() for part in parts]
+        there = [part.to("cpu", non_blocking=True) for part in plain]
         arrived = self._marked()
-        data, arrays, start = there.numpy(), [], 0
-        for part, entries in zip(parts, flat, strict=True):
-            arrays.append(np.ndarray(part.shape, _numpy_type(entries.dtype), data, start))
-            start += entries.nbytes
+        arrays = [part.numpy() for part in there]
 
         def fetched() -> list[np.ndarray]:
             if arrived is not None:
