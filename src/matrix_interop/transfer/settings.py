@@ -73,14 +73,14 @@ def engine_of_torch(*, to_device: bool = True) -> Engine:
     """One lane, whose chunks are copied by all of torch's threads.
 
     To a device, large chunks have partly left the nearest caches once they are filled. From one, nothing speaks for
-    them, and the last one is emptied while the bus rests.
+    them: the first is waited for, and the last one emptied, while the other side rests.
     """
     if to_device:
         default = Setting(1, 8 * _MIB, 4, extra=2)
         others = Setting(1, 8 * _MIB, 4), Setting(1, 16 * _MIB, 3, extra=1), Setting(1, 4 * _MIB, 6, extra=2)
     else:
-        default = Setting(1, 8 * _MIB, 4)
-        others = Setting(1, 8 * _MIB, 6), Setting(1, 4 * _MIB, 8), Setting(1, 4 * _MIB, 6)
+        default = Setting(1, 4 * _MIB, 8)
+        others = Setting(1, 8 * _MIB, 4), Setting(1, 4 * _MIB, 6), Setting(1, 8 * _MIB, 6)
     return Engine("torch", default, (default, *others))
 
 
