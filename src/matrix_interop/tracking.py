@@ -69,7 +69,7 @@ def track_copies() -> Iterator[CopyLog]:
 def forbid_copies() -> Iterator[None]:
     """Inside the block every copy that was not asked for raises `CopyRequiredError`, as with ``copy=False``.
 
-    Asked for, and so allowed, are ``copy=True``, `take`, `astype` to another type, `to_host` and
+    Asked for, and so allowed, are ``copy=True``, `take`, `astype` to another type, `normalized`, `to_host` and
     `to_device` where the data lives elsewhere.
     """
     token = _FORBIDDEN.set(True)

@@ -91,11 +91,14 @@ def test_copy_is_none_true_or_false() -> None:
 
 def test_refusals_carry_the_plan() -> None:
     """The error says source, target, bytes, reason, who forbade it and what to write; the plan is the same object's."""
-    for who, context in (("copy=False", track_copies()), ("forbid_copies()", forbid_copies())):
+    for who, context, way_out in (
+        ("copy=False", track_copies(), "copy=None"),
+        ("forbid_copies()", forbid_copies(), "copy=True"),  # inside, copy=None is refused all the same
+    ):
         with context, pytest.raises(CopyRequiredError) as caught:
             convert(A.astype(">f4"), "torch", copy=False if who == "copy=False" else None)
         assert caught.value.plan == plan(A.astype(">f4"), "torch")
-        for words in ("numpy >f4 (2, 3)", "torch", "24 bytes", "endian", who, "copy=None"):
+        for words in ("numpy >f4 (2, 3)", "torch", "24 bytes", "endian", who, way_out):
             assert words in str(caught.value)
     assert CopyRequiredError("no plan at hand").plan is None
 

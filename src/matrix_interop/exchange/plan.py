@@ -7,7 +7,7 @@ skip the plan only where the target finds nothing in the way, which is the same 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,9 +85,6 @@ class CopyPlan:
         return "\n".join([f"{self.source} -> {self.target}: {verdict}", *table])
 
 
-_NO_COPY_WORDS: Final = "allow the copy with copy=None"
-
-
 def decide(
     view: TensorView,
     target: Framework,
@@ -140,7 +137,7 @@ def decide(
     plan = CopyPlan(steps, facts_of(view), target.name, header.shape, wanted, result_order, place)
     allowed = requested or copy or not found
     if not allowed and (copy is False or copies_forbidden()):
-        refuse(plan, "copy=False" if copy is False else "forbid_copies()")
+        _refuse(plan, "copy=False" if copy is False else "forbid_copies()")
     return plan
 
 
@@ -207,12 +204,13 @@ def count_copies(plan: CopyPlan) -> None:
         record_copy(step.nbytes, step.reasons[0], step.text)
 
 
-def refuse(plan: CopyPlan, who: str) -> None:
+def _refuse(plan: CopyPlan, who: str) -> None:
     """Raise `CopyRequiredError` for ``plan``."""
     why = "; ".join(step.text for step in plan.steps if step.action != "share")
+    way_out = "ask for the copy with copy=True" if copies_forbidden() else "allow the copy with copy=None"
     msg = (
         f"{plan.source} cannot become {plan.target} without copying {plan.nbytes:,} bytes ({why}), "
-        f"and {who} forbids that: {_NO_COPY_WORDS}"
+        f"and {who} forbids that: {way_out}"
     )
     raise CopyRequiredError(msg, plan)
 
