@@ -271,6 +271,17 @@ def test_options_that_make_no_index(name: str, options: dict[str, Any]) -> None:
         build(rows(5, 4), name, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "known"),
+    [("faiss", "nlist", "'factory'"), ("hnswlib", "dim", "'M'"), ("usearch", "ef", "'dtype'")],
+)
+def test_an_unknown_option_is_answered_with_the_known_ones(name: str, option: str, known: str) -> None:
+    """The error names the library, what was written, and what may be."""
+    pytest.importorskip(name)
+    with pytest.raises(TypeError, match=f"{name!r} has no option {option!r}: write one of .*{known}"):
+        build(rows(5, 4), name, **{option: 1})
+
+
 @pytest.mark.parametrize("factory", ["IDMap,Flat", "Flat,IDMap", "IDMap2,Flat"])
 def test_faiss_indexes_that_map_ids_already(factory: str) -> None:
     """They are not mapped twice, with ids of the caller's own and without."""

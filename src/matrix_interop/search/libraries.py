@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import Any, Final
 
 import numpy as np
@@ -57,7 +58,9 @@ def build(m: Any, library: str, *, metric: str = "sqeuclidean", check: bool = Tr
     """
     kind_of(metric)
     refuse_iterator(m)
-    index: Index = _class_of(library)(_columns(m), metric, check=check, **options)
+    made = _class_of(library)
+    _require_options(library, made, options)
+    index: Index = made(_columns(m), metric, check=check, **options)
     index.add(m)
     return index
 
@@ -104,6 +107,18 @@ def _columns(m: Any) -> int:
     if hasattr(m, "shape") and len(m.shape) == 2:
         return int(m.shape[1])
     return from_tensor(m).shape[1]
+
+
+def _require_options(library: str, made: Any, options: dict[str, Any]) -> None:
+    """Raise TypeError for an option that the class ``made`` does not name; cuVS's own parameters it checks itself."""
+    parameters = signature(made).parameters.values()
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY and one.name != "check"]
+    for name in options:
+        if name not in known:
+            msg = f"{library!r} has no option {name!r}: write one of {', '.join(map(repr, known))}"
+            raise TypeError(msg)
 
 
 def _class_of(library: str) -> Any:
