@@ -186,8 +186,8 @@ def test_order(x: np.ndarray, order: str | None, words: str) -> None:
 # Rows --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("key", [1.0, "1", None, (0, 1), ..., [0, 1], np.array([0, 1]), np.array([True] * 4)], ids=repr)
 def test_wrong_index_types(key: Any) -> None:
-    """A matrix takes row numbers and slices; the error points to take."""
-    with pytest.raises(TypeError, match="take"):
+    """A matrix takes row numbers and slices; the error points to take, and for columns to the array."""
+    with pytest.raises(TypeError, match=r"take\(indices\) .* m\.array for columns"):
         from_tensor(numbers())[key]
 
 
@@ -269,6 +269,12 @@ def test_take_of_no_indices(indices: Any) -> None:
     """Masks, fractions, tables of indices and other things are refused."""
     with pytest.raises((IndexError, TypeError)):
         from_tensor(numbers()).take(indices)
+
+
+def test_take_of_a_mask_says_what_gives_its_rows() -> None:
+    """The error names the call that makes row numbers of a mask."""
+    with pytest.raises(IndexError, match="flatnonzero"):
+        from_tensor(numbers()).take([True, False, True, True])
 
 
 @pytest.mark.parametrize("indices", [1, None, slice(2), {0, 1}, "01"], ids=str)

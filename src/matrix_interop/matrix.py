@@ -288,7 +288,8 @@ class Matrix:
         except TypeError:
             what = type(key).__name__
             msg = (
-                f"a matrix is indexed by a row number or a slice of rows, not by {what}: use take(indices) for several"
+                f"a matrix is indexed by a row number or a slice of rows, not by {what}: use take(indices) for several "
+                "rows, and m.array for columns"
             )
             raise TypeError(msg) from None
         count = len(view.header)

@@ -49,7 +49,8 @@ def row_indices(indices: Any, count: int) -> np.ndarray:
     else:
         found = _brought(view, framework("numpy"), CPU)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        msg = f"indices must be whole numbers along one axis, not {found.dtype} of shape {found.shape}"
+        hint = ": np.flatnonzero(mask) gives those of a mask" if found.dtype == bool else ""
+        msg = f"indices must be whole numbers along one axis, not {found.dtype} of shape {found.shape}{hint}"
         raise IndexError(msg)
     bad = (found < 0) | (found >= count) if found.size else np.zeros(0, bool)
     if bad.any():
