@@ -11,6 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from matrix_interop.errors import UnsupportedLayoutError
 from matrix_interop.io import open_matrix, save_matrix, writing
 from matrix_interop.io.writing import replacing
 
@@ -140,3 +141,13 @@ def test_saving_needs_no_second_copy(tmp_path, suffix, order):
     finally:
         tracemalloc.stop()
     assert peak < 40 << 20
+
+
+def test_what_cannot_be_saved_says_what_can(tmp_path):
+    """Arguments in the other order, and rows of which nobody knows how many there are."""
+    path = tmp_path / "x.npy"
+    with pytest.raises(TypeError, match="a path comes first"):
+        save_matrix(ONES, path)
+    with pytest.raises(UnsupportedLayoutError, match="MatrixBuilder"):
+        save_matrix(path, iter([ONES]))
+    assert not path.exists()

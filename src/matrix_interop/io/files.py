@@ -6,13 +6,14 @@ import mmap as memory_map
 import operator
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
 from matrix_interop.dtypes import as_dtype
-from matrix_interop.errors import FormatError
+from matrix_interop.errors import FormatError, UnknownFrameworkError, UnsupportedLayoutError
 from matrix_interop.io.base import Array, Layout, Options, Rows
 from matrix_interop.io.registry import described, find
 from matrix_interop.io.row_source import RowSource
@@ -122,7 +123,11 @@ def save_matrix(path: StrPath, m: Any, *, format: str | None = None, dataset: st
     Raises `UnsupportedDtypeError` or `UnsupportedLayoutError` for what the format cannot hold, before the disk is
     touched; nothing is converted unasked.
     """
-    where = Path(path)
+    try:
+        where = Path(path)
+    except TypeError:
+        msg = f"a path comes first, as in save_matrix('x.npy', m), not {type(path).__name__}"
+        raise TypeError(msg) from None
     _require_name(dataset)
     fmt = find(where, format, reading=False)
     rows = _rows_of(m)
@@ -208,7 +213,13 @@ def _rows_of(m: Any) -> Rows:
         return m
     if isinstance(m, RowSource):
         return _ReadRows(m, m.read)
-    matrix: Any = from_tensor(m)
+    try:
+        matrix: Any = from_tensor(m)
+    except UnknownFrameworkError:
+        if not isinstance(m, Iterator):
+            raise
+        msg = "an iterator does not say how many rows will come: gather them with a MatrixBuilder, or pass Rows"
+        raise UnsupportedLayoutError(msg) from None
     if isinstance(matrix, HostMatrix):
         return ArrayRows(np.asarray(matrix))
     return _ReadRows(matrix, lambda start, stop: np.asarray(matrix[start:stop].to_host()))
