@@ -160,7 +160,7 @@ class MatrixBuilder:
             self._add(self._fitting(view))
 
     def finish(self) -> Matrix:
-        """The rows added, as one matrix in their place. The builder is closed then.
+        """The rows added, as one matrix: not copied, though pages may move. The builder is closed then.
 
         With ``check``, ValueError as in `append`; the rows before that block remain, and the builder open.
         """

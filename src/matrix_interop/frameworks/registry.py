@@ -32,7 +32,6 @@ __all__ = [
     "FrameworkInfo",
     "device_framework",
     "framework",
-    "framework_name",
     "frameworks",
     "read",
     "register_framework",
@@ -220,11 +219,6 @@ def framework(which: Any) -> Framework:
 adapter_of_name: Final[Mapping[str, Framework]] = _adapters
 #: The adapter of that name if it is loaded, else None.
 loaded_framework: Final = _adapters.get
-
-
-def framework_name(which: Any) -> str:
-    """The name of a framework given by name or module."""
-    return framework(which).name
 
 
 def _import_name(name: str, which: Any) -> str:
