@@ -56,7 +56,6 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_by_name_or_module(named: Any, name: str) -> None:
     """A framework is named by its name, its module, its array namespace or array_api_compat's."""
     assert registry.framework(named).name == name
-    assert registry.framework_name(named) == name
     assert TensorView(convert(np.ones((2, 2), np.float32), named)).framework == name
 
 
