@@ -94,7 +94,10 @@ def require_plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.names is not None:
         why = "a structured type: pass one field, as in x['name']"
     elif dtype.kind == "O":
-        why = "Python objects (rows of different lengths, or mixed values): build a rectangular numeric array first"
+        why = (
+            "Python objects (rows of different lengths, or mixed values): build a rectangular numeric array first, "
+            "of vectors with Matrix.from_rows"
+        )
     elif dtype.kind in "SUTMm":
         why = "not a number: convert it with astype() or view() first"
     elif dtype.kind in "fc":
