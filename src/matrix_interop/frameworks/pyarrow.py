@@ -159,8 +159,8 @@ def _element(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if dtype is None:
         if pa.types.is_list(inner) or pa.types.is_large_list(inner):
             raise UnsupportedLayoutError(
-                f"pyarrow {kind} has rows of any length: cast it, as in x.cast(pa.list_(x.type.value_type, d)), or copy "
-                "a column of pandas or Polars with Matrix.from_rows(x)"
+                f"pyarrow {kind} has rows of any length: cast it, as in x.cast(pa.list_(x.type.value_type, d)), or "
+                "copy a column of pandas or Polars with Matrix.from_rows(x)"
             )
         raise UnsupportedDtypeError(
             f"pyarrow {kind} holds no numbers of a fixed width: cast it first, for example to float32"
