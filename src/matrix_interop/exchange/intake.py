@@ -17,7 +17,7 @@ from matrix_interop.errors import (
     UnsupportedLayoutError,
 )
 from matrix_interop.exchange.convert import carry_out, copy_to, destination, place_of, resolve
-from matrix_interop.exchange.plan import Order, decide
+from matrix_interop.exchange.plan import Order, decide, order_of
 from matrix_interop.frameworks.registry import device_framework, framework, read
 from matrix_interop.memory.host import aligned_empty
 from matrix_interop.reasons import Reason
@@ -172,8 +172,7 @@ def _common_type(views: list[TensorView]) -> np.dtype[Any]:
 
 def pack(header: np.ndarray, protocol: Any) -> tuple[Any, tuple[int, ...], str, Order]:
     """(bytes, shape, dtype name, order) of host memory for pickle: own rows only; a buffer from protocol 5 on."""
-    flags = header.flags
-    order: Order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+    order = order_of(header)
     native = header.dtype.newbyteorder("=")
     dense = np.asarray(header, dtype=native, order=order)
     flat: Any = dense.view(carrier(native)).reshape(-1, order=order)

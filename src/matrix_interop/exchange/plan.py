@@ -125,7 +125,7 @@ def decide(
         obstacle = target.obstacle(header, share_readonly=share_readonly)
         if obstacle is not None:
             found.append((obstacle.reason, obstacle.text))
-    result_order = _order_of_copy(header, order, target) if found else _order_of(header)
+    result_order = _order_of_copy(header, order, target) if found else order_of(header)
     if found:
         wanted = wanted.newbyteorder("=")
         steps = _copies(view, place, wanted, result_order, found)
@@ -223,7 +223,8 @@ def _same(view: TensorView, target: Framework) -> str:
     )
 
 
-def _order_of(header: np.ndarray) -> Order:
+def order_of(header: np.ndarray) -> Order:
+    """The order in which new memory holds the same layout: "F" for dense columns, else "C"."""
     return "F" if header.flags.f_contiguous and not header.flags.c_contiguous else "C"
 
 
@@ -231,4 +232,4 @@ def _order_of_copy(header: np.ndarray, order: Order | None, target: Framework) -
     """New memory keeps Fortran order where the source has it and the target can say it."""
     if order is not None:
         return order
-    return "C" if target.only_order == "C" else _order_of(header)
+    return "C" if target.only_order == "C" else order_of(header)
