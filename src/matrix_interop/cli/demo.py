@@ -37,7 +37,7 @@ def _from_file() -> HostMatrix:
     _say("1. A file becomes a Matrix", f'm = open_matrix("{path.name}", mode="c")')
     m = open_matrix(path, mode="c")  # copy on write: writes stay in memory, so that every framework may share it
     how = "mapped: nothing was read yet" if is_mapped(m) else "read into memory"
-    print(f"{m!r}\n{len(m)} sentences from Python's documentation as vectors, {m.nbytes:,} bytes, {how}.")
+    print(f"{m!r}\n{len(m)} sentences from docstrings of Python libraries as vectors, {m.nbytes:,} bytes, {how}.")
     return m
 
 
@@ -61,8 +61,12 @@ def _search(m: HostMatrix) -> None:
     _say("4. Search", f"knn(questions, m, k={_NEIGHBOURS})")
     questions = open_matrix(questions_path())
     began = time.perf_counter()
+    knn(questions, m, _NEIGHBOURS)
+    first = _milliseconds(began)
+    began = time.perf_counter()
     exact = knn(questions, m, _NEIGHBOURS)
-    print(f"Exact search, {len(questions)} questions: {_milliseconds(began)}.")
+    again = _milliseconds(began)
+    print(f"Exact search, {len(questions)} questions: {again}; the first time, with the import of its engine, {first}.")
     try:
         began = time.perf_counter()
         index = build(m, "faiss")
