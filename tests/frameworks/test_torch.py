@@ -22,7 +22,6 @@ from matrix_interop import (
     track_copies,
 )
 from matrix_interop.dtypes import as_dtype
-from matrix_interop.frameworks.torch import torch_dtype
 from matrix_interop.reasons import Reason
 
 
@@ -158,11 +157,10 @@ def test_dtypes_that_torch_lacks(name: str) -> None:
 
 
 def test_dtype_objects_are_taken() -> None:
-    """dtype= takes torch's own, and torch_dtype gives them."""
+    """dtype= takes torch's own."""
     m = from_tensor(np.array([[1, 2]], np.int64))
     assert m.to_tensor("torch", dtype=torch.bfloat16).dtype is torch.bfloat16
     assert m.astype(torch.float16).dtype == np.float16
-    assert torch_dtype("bfloat16") is torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "float32", "float8_e4m3", "bfloat16"])

@@ -19,7 +19,7 @@ import torch.utils.dlpack
 
 from matrix_interop.devices import CPU, CUDA_DEVICES, Device, as_device
 from matrix_interop.dlpack import capsule_of, header_of
-from matrix_interop.dtypes import DLPACK_OF_DTYPE, as_dtype, carrier, is_extension
+from matrix_interop.dtypes import DLPACK_OF_DTYPE, carrier, is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedTensorError
 from matrix_interop.frameworks.registry import Framework, Order, own_capsule
 from matrix_interop.reasons import Obstacle, Reason
@@ -311,8 +311,3 @@ def _require_memory(x: torch.Tensor, what: str) -> None:
             why = "its storage was freed or resized away"
     msg = f"{what} cannot be read: {why}"
     raise UnsupportedTensorError(msg)
-
-
-def torch_dtype(dtype: Any) -> torch.dtype:
-    """The torch dtype of a NumPy dtype that `refusal` accepts."""
-    return _TORCH_OF_NUMPY[as_dtype(dtype)]
