@@ -11,7 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from matrix_interop.errors import UnsupportedLayoutError
+from matrix_interop.errors import FormatError, UnsupportedLayoutError
 from matrix_interop.io import open_matrix, save_matrix, writing
 from matrix_interop.io.writing import replacing
 
@@ -151,3 +151,14 @@ def test_what_cannot_be_saved_says_what_can(tmp_path):
     with pytest.raises(UnsupportedLayoutError, match="MatrixBuilder"):
         save_matrix(path, iter([ONES]))
     assert not path.exists()
+
+
+@pytest.mark.parametrize("suffix", ["npy", "fvecs"])
+def test_a_mapped_file_that_was_cut_is_noticed_before_its_rows_are_read(tmp_path, suffix):
+    """Touching what is gone would end the process, or say no more than a bad address."""
+    save_matrix(tmp_path / "x.npy", np.ones((4000, 64), np.float32))
+    m = open_matrix(tmp_path / "x.npy")
+    os.truncate(tmp_path / "x.npy", 5000)
+    with pytest.raises(FormatError, match=r"x\.npy: 5000 bytes are left"):
+        save_matrix(tmp_path / f"y.{suffix}", m)
+    assert not (tmp_path / f"y.{suffix}").exists()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from matrix_interop.io.base import BLOCK_BYTES, Array, DType, Layout, Rows
+from matrix_interop.transfer.files import pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +21,17 @@ __all__ = ["ArrayRows", "blocks", "replacing", "write_blocks"]
 
 
 class ArrayRows(Rows):
-    """The rows of an array in memory; `read` gives views."""
+    """The rows of an array in memory; `read` gives views. `FormatError` where a mapped file was cut."""
 
     def __init__(self, array: Array) -> None:
         super().__init__(Layout((array.shape[0], array.shape[1]), array.dtype))
         self.array = array
+        self._file = pages_of(array)
 
     def read(self, start: int, stop: int) -> Array:
         """See `Rows.read`."""
+        if self._file is not None:
+            self._file.require()
         return self.array[start:stop]
 
 
