@@ -23,7 +23,7 @@ from matrix_interop.reasons import Reason
 from matrix_interop.runtime import get_runtime, is_served
 from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
-from matrix_interop.transfer.files import will_need
+from matrix_interop.transfer.files import require_whole, will_need
 from matrix_interop.transfer.lanes import upload
 from matrix_interop.transfer.streams import SideStream, follow
 from matrix_interop.view import TensorView
@@ -81,6 +81,7 @@ class RowReader:
 
     def _on_host(self, header: np.ndarray) -> Iterator[np.ndarray]:
         for rows in _cut(self._rows, self._block or _rows_in(self._view, _BLOCK)):
+            require_whole(header)
             block = header[_index(rows)]
             if not isinstance(rows, range):
                 record_copy(block.nbytes, Reason.REQUESTED, f"{len(rows)} rows by their numbers")
@@ -171,6 +172,8 @@ def _converted(part: Matrix, device: Any, framework: Any) -> Matrix:
 
 
 def _part(matrix: Matrix, rows: Rows) -> Matrix:
+    if matrix.device is CPU:
+        require_whole(matrix._view.header)
     if isinstance(rows, range):
         part = matrix[cast(slice, _index(rows))]
         if part.device is CPU:

@@ -273,7 +273,7 @@ def test_options_that_make_no_index(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "option", "known"),
-    [("faiss", "nlist", "'factory'"), ("hnswlib", "dim", "'M'"), ("usearch", "ef", "'dtype'")],
+    [("faiss", "nlist", "'factory'"), ("hnswlib", "dim", "'M'"), ("hnswlib", "m", "'M'"), ("usearch", "ef", "'dtype'")],
 )
 def test_an_unknown_option_is_answered_with_the_known_ones(name: str, option: str, known: str) -> None:
     """The error names the library, what was written, and what may be."""

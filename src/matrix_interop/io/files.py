@@ -51,8 +51,8 @@ def open_matrix(
     safetensors files are mapped, HDF5 datasets if contiguous, Arrow files of one uncompressed batch. What cannot be
     mapped, and everything with ``mmap=False``, is read into new, writable memory; mode "r+" is then refused, and an
     .npz, which people expect to be mapped, warns. `is_mapped` tells which it was. The file must not be cut shorter
-    while it is mapped: touching a page that is gone ends the process (SIGBUS), but for `save_matrix` and long moves to
-    a device, which look first and raise `FormatError`.
+    while it is mapped: touching a page that is gone ends the process (SIGBUS). `rows`, `blocks`, `knn`, `save_matrix`
+    and moves to a device look before each block and raise `FormatError`.
 
     ``format`` is a suffix such as "fbin"; without it the content decides (npy, npz, HDF5, Parquet, Arrow,
     safetensors), else the suffix. ``dataset`` names the array, tensor or half in npz, HDF5, safetensors and

@@ -45,7 +45,7 @@ _WRITABLE: Final = frozenset({"voyager"})
 _EXACT_IN_FLOAT32: Final = frozenset("?bBhHef")
 
 
-def build(m: Any, library: str, *, metric: str = "sqeuclidean", check: bool = True, **options: Any) -> Index:
+def build(m: Any, /, library: str, *, metric: str = "sqeuclidean", check: bool = True, **options: Any) -> Index:
     """An index of ``library`` ("faiss", "hnswlib", "usearch", "cuvs") that holds the rows of ``m``, numbered from 0.
 
     ``m``: as in `Index.add`; an empty one gives an empty index.  ``metric``: as in `knn`.  ``check``: refuse

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from matrix_interop.devices import CPU
 from matrix_interop.dtypes import is_extension
 from matrix_interop.errors import UnsupportedDtypeError, UnsupportedLayoutError
 from matrix_interop.matrix import HostMatrix, Matrix, from_tensor
+from matrix_interop.transfer.files import require_whole
 
 __all__ = ["blocks_of", "host_array", "is_short_float", "is_source", "neighbours", "require_columns", "require_numbers"]
 
@@ -70,6 +72,8 @@ def _rows_of(width: int) -> int:
 def _cut(m: Matrix, block: int | None) -> Iterator[np.ndarray]:
     step = block or _rows_of(m.shape[1])
     for start in range(0, max(len(m), 1), step):  # an empty matrix is one empty block: it has columns to check
+        if m.device is CPU:
+            require_whole(m._view.header)
         yield host_array(m[start : start + step])
 
 

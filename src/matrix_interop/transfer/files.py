@@ -11,7 +11,7 @@ import numpy as np
 
 from matrix_interop.errors import FormatError
 
-__all__ = ["MappedFile", "Pages", "pages_of", "will_need"]
+__all__ = ["MappedFile", "Pages", "pages_of", "require_whole", "will_need"]
 
 
 class MappedFile(mmap.mmap):
@@ -74,6 +74,13 @@ def pages_of(array: np.ndarray) -> Pages | None:
     except OSError:  # memory of no file
         return None
     return Pages(base, start)
+
+
+def require_whole(array: np.ndarray) -> None:
+    """Raise `FormatError` where an array lies in a mapped file that was cut: before it is touched."""
+    pages = pages_of(array)
+    if pages is not None:
+        pages.require()
 
 
 def will_need(array: np.ndarray) -> None:

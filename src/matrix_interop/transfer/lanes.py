@@ -27,6 +27,7 @@ from matrix_interop.runtime import Runtime, get_runtime
 from matrix_interop.transfer.base import Transfer
 from matrix_interop.transfer.copying import copy_values
 from matrix_interop.transfer.crew import CREW
+from matrix_interop.transfer.files import require_whole
 from matrix_interop.transfer.packing import Packing, packing_of
 from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
@@ -62,6 +63,7 @@ def upload(source: np.ndarray, address: int, dtype: np.dtype[Any], device: Devic
     nbytes = source.size * dtype.itemsize
     if nbytes <= runtime.captured_bytes:
         if nbytes:
+            require_whole(source)
             dense = np.array(source, dtype, order="C")  # in ordinary memory: the driver reads pinned memory late
             runtime.copy(address, address_of(dense), nbytes, ordinal=device.index, stream=stream)
         return

@@ -22,8 +22,8 @@ __all__ = ["Packing", "Part", "packing_of"]
 #: Shares begin at multiples of so many bytes of a dense array.
 _GRAIN: Final = 4096
 
-#: A piece of a host array and its chunk: chunk, values, address of the chunk, first byte of the values once packed,
-#: bytes.
+#: A part of a host array and the chunk that it goes through: chunk, values, address of the chunk, first byte of the
+#: values once packed, bytes.
 Part = tuple[Any, Any, int, int, int]
 
 
