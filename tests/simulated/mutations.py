@@ -222,7 +222,7 @@ def _first_failure(source: Path, test: str) -> str:
     command += ["-o", f"pythonpath={source} tests", "-m", "not slow and not gpu and not mutation", test]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     try:
-        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False)
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:  # somebody waits for what never comes
         return f"{test}, for ever"
     text = ran.stdout.decode()
