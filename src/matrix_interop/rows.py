@@ -25,7 +25,7 @@ from matrix_interop.tracking import record_copy
 from matrix_interop.transfer import Transfer
 from matrix_interop.transfer.files import require_whole, will_need
 from matrix_interop.transfer.lanes import upload
-from matrix_interop.transfer.streams import SideStream, follow
+from matrix_interop.transfer.streams import follow, side_stream
 from matrix_interop.view import TensorView
 
 __all__ = ["RowReader", "blocks_of"]
@@ -257,7 +257,7 @@ class _Arrival:
         if current != self._home:  # where the memory goes back to
             target.keep_until(self._native, current, self._device)
         try:
-            with SideStream(runtime, ordinal) as stream:
+            with side_stream(runtime, ordinal) as stream:
                 runtime.wait(stream, self._ready, ordinal)
                 try:
                     upload(rows, raw.pointer, self._dtype, self._device, stream)

@@ -137,7 +137,7 @@ NOTICED_BY = {
     "transfer/staging.py:Staging._reserve:_finish": _STAGING + "test_chunks_that_the_device_reads_are_waited_for",
     "transfer/staging.py:Staging._finish_and_give:synchronize": _LANES + "test_an_arena_of_another_runtime",
     "transfer/staging.py:Staging._finish:synchronize": _STAGING + "test_chunks_that_the_device_reads_are_waited_for",
-    "transfer/streams.py:SideStream.__enter__:follow": _LANES + "test_download_comes_after_its_stream",
+    "transfer/streams.py:side_stream:follow": _LANES + "test_download_comes_after_its_stream",
     "transfer/streams.py:follow:wait": _LANES + "test_download_comes_after_its_stream",
     "view.py:TensorView._export:make_ready": _VIEWS + "test_export_is_ready_on_the_consumers_stream",
 }

@@ -276,7 +276,6 @@ def _stream(handle: int, device: Device) -> Any:
     return cuda.default_stream(place) if handle == _LEGACY else cuda.ExternalStream(handle, device=place)
 
 
-@lru_cache(maxsize=64)
 def _torch_device(device: Device) -> torch.device:
     names = {"oneapi": "xpu", "metal": "mps"}
     return torch.device("cpu") if device.is_host else torch.device(names.get(device.type, device.type), device.index)

@@ -22,7 +22,7 @@ from matrix_interop.runtime import get_runtime
 from matrix_interop.transfer.copying import copy_values_in_pool
 from matrix_interop.transfer.lanes import address_of, download, finish
 from matrix_interop.transfer.staging import staging_of
-from matrix_interop.transfer.streams import SideStream, follow
+from matrix_interop.transfer.streams import follow, side_stream
 
 __all__ = ["Piece", "block_bytes", "read_ahead"]
 
@@ -59,7 +59,7 @@ def read_ahead(pieces: Iterable[Piece], device: Device) -> Iterator[np.ndarray]:
     if piece is None:
         return
     runtime = get_runtime(device.type)
-    with SideStream(runtime, device.index) as stream:
+    with side_stream(runtime, device.index) as stream:
         ring = _Ring(device, stream, piece.header.nbytes)
         try:
             while piece is not None or ring.flight:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import threading
 import time
 from collections import deque
@@ -33,11 +32,10 @@ from matrix_interop.transfer.probe import PROBED_BYTES, setting_for
 from matrix_interop.transfer.progress import Progress, reporter
 from matrix_interop.transfer.settings import Setting, engine_of_lanes, engine_of_torch
 from matrix_interop.transfer.staging import staging_of
-from matrix_interop.transfer.streams import SideStream, follow
+from matrix_interop.transfer.streams import follow, side_stream
 
 __all__ = ["Mark", "download", "start_download", "upload"]
 
-_first_byte: Final[Callable[[Any], ctypes.c_char]] = ctypes.c_char.from_buffer
 #: Streams up to this one are names. Each call that uses one looks it up, and the per-thread one is another elsewhere.
 _LAST_NAMED: Final = 2
 #: Moves of at most so many bytes are one chunk, and no lane has less.
@@ -127,7 +125,7 @@ def _in_background(move: _Move, keep: object) -> Transfer[np.ndarray]:
 
     def work(_keep: object) -> None:
         try:
-            with move, SideStream(runtime, ordinal) as side:
+            with move, side_stream(runtime, ordinal) as side:
                 runtime.wait(side, ready, ordinal)
                 move.stream = side
                 move.run(to_device=False)
@@ -212,8 +210,10 @@ class _Move:
             return False  # asking the driver about the memory costs what staging costs
         if self.runtime.reads_pageable(self.ordinal):
             return True
-        first, kinds = address_of(self.array), ("pinned", "managed")
-        return self.runtime.pointer(first).kind in kinds and self.runtime.pointer(first + self.nbytes - 1).kind in kinds
+        first = address_of(self.array)
+        return all(
+            self.runtime.pointer(address).kind in ("pinned", "managed") for address in (first, first + self.nbytes - 1)
+        )
 
     def enqueue_whole(self, *, to_device: bool) -> int:
         """Enqueue one copy of everything; the event after it."""
@@ -246,7 +246,7 @@ class _Move:
         if named > _LAST_NAMED:
             self._spread(packing, setting, to_device=to_device)
         else:
-            with SideStream(self.runtime, self.ordinal, named) as self.stream:
+            with side_stream(self.runtime, self.ordinal, named) as self.stream:
                 try:
                     self._spread(packing, setting, to_device=to_device)
                 finally:  # whoever takes the memory next, after an error too, does so after what is under way
@@ -421,7 +421,7 @@ def _trial(to_device: bool, pool: bool, device: Device) -> Iterator[Callable[[Se
         return time.perf_counter() - began
 
     try:
-        with SideStream(runtime, ordinal) as stream:
+        with side_stream(runtime, ordinal) as stream:
             array.fill(1)  # zeros have no pages of their own
             yield measure
     finally:
@@ -430,7 +430,4 @@ def _trial(to_device: bool, pool: bool, device: Device) -> Iterator[Callable[[Se
 
 def address_of(array: np.ndarray) -> int:
     """Where the first entry lies."""
-    try:  # a third of the time
-        return ctypes.addressof(_first_byte(array))
-    except (BufferError, TypeError, ValueError):  # read-only, strided, or of a type that buffers do not know
-        return int(array.__array_interface__["data"][0])
+    return int(array.__array_interface__["data"][0])

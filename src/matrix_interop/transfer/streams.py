@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from matrix_interop.runtime import Runtime
 
-__all__ = ["SideStream", "follow"]
+__all__ = ["follow", "side_stream"]
 
 #: Runtime -> (ordinal -> streams that nobody uses now). Streams are kept: making one costs as much as a small move.
 _idle: WeakKeyDictionary[Runtime, dict[int, deque[int]]] = WeakKeyDictionary()
 
 
-class SideStream:
-    """``with SideStream(...) as stream``: one that goes on once all that the stream ``after`` holds now is done."""
-
-    __slots__ = ("_after", "_idle", "_ordinal", "_runtime", "_stream")
-
-    def __init__(self, runtime: Runtime, ordinal: int, after: int | None = None) -> None:
-        self._runtime = runtime
-        self._ordinal = ordinal
-        self._after = after
-        self._idle = _idle.setdefault(runtime, {}).setdefault(ordinal, deque())
-
-    def __enter__(self) -> int:
-        try:
-            self._stream = self._idle.pop()
-        except IndexError:
-            self._stream = self._runtime.stream_create(self._ordinal)
-        if self._after is not None:
-            try:
-                follow(self._runtime, self._ordinal, self._stream, self._after)
-            except BaseException:
-                self._idle.append(self._stream)
-                raise
-        return self._stream
-
-    def __exit__(self, *_: object) -> None:
-        self._idle.append(self._stream)
+@contextmanager
+def side_stream(runtime: Runtime, ordinal: int, after: int | None = None) -> Iterator[int]:
+    """A stream that goes on once all that the stream ``after`` holds now is done."""
+    idle = _idle.setdefault(runtime, {}).setdefault(ordinal, deque())
+    try:
+        stream = idle.pop()
+    except IndexError:
+        stream = runtime.stream_create(ordinal)
+    try:
+        if after is not None:
+            follow(runtime, ordinal, stream, after)
+        yield stream
+    finally:
+        idle.append(stream)
 
 
 def follow(runtime: Runtime, ordinal: int, stream: int, after: int) -> None:
