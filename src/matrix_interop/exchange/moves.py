@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from matrix_interop.errors import DeviceUnavailableError, UnsupportedLayoutError
-from matrix_interop.exchange.plan import CopyPlan, Order, count_copies, travels_as
+from matrix_interop.exchange.plan import CopyPlan, Order, count_copies, order_of, travels_as
 from matrix_interop.frameworks.registry import Framework, device_framework, framework
 from matrix_interop.frameworks.streams import (
     LEGACY,
@@ -147,7 +147,7 @@ def _turns_there(view: TensorView, target: Framework, made: CopyPlan) -> bool:
     A device transposes in a fiftieth of the time, but holds both for a moment.
     """
     header, device = view.header, made.device
-    columns = header.flags.f_contiguous and not header.flags.c_contiguous
+    columns = order_of(header) == "F"
     if not (columns and view.device.is_host and view.pending is None and made.order == "C" and view.ndim == 2):
         return False
     nbytes = view.size * made.dtype.itemsize
@@ -221,14 +221,9 @@ def start_fetch(
     if stream is not None and (named := handle_of(stream)) != NO_ORDER:
         order_streams(dense, queue, named)
         queue = named
-    landing = out.T if _is_flipped(dense) else out
+    landing = out.T if order_of(dense.header) == "F" else out
     moved = start_download(dense.pointer, dense.dtype, landing, dense.device, queue, early=early, keep=dense)
     if early:
         keep_until(dense, queue)
     count_copies(made)
     return moved.then(lambda _: out)
-
-
-def _is_flipped(view: TensorView) -> bool:
-    flags = view.header.flags
-    return bool(flags.f_contiguous and not flags.c_contiguous)
